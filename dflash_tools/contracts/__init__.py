@@ -1,0 +1,1 @@
+"""What crosses a border between rooms: plain data that checks itself once."""
