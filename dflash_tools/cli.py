@@ -1,10 +1,293 @@
-"""The command line: parse, call one function, print where the result is."""
+"""The command line: parse, call one function, print where the result is.
+
+Heavy libraries load inside the commands, so that ``--help`` is instant.
+"""
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True)
+from dflash_tools import __version__
+from dflash_tools.errors import Interrupted, UserError
+from dflash_tools.printing import print_json, print_summary
+
+if TYPE_CHECKING:
+    from dflash_tools.report import Report
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train DFlash drafters for speculative decoding from cached hidden states.",
+)
+report_app = typer.Typer(no_args_is_help=True, help="Analyse batch composition: a store, a plan, a run, or several.")
+app.add_typer(report_app, name="report")
+
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file, e.g. pipelines/demo/train.toml.")]
+StoreOption = Annotated[Path, typer.Option("--store", metavar="STORE", help="Folder of the store.")]
+StoresOption = Annotated[
+    list[Path], typer.Option("--store", metavar="STORE", help="Folder of a store; repeat it to use several.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the config, e.g. plan.seed=1."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Also write report.html, report.md and the tables.")
+]
+CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, latest, or a number of steps.")]
+
+
+@app.command()
+def extract(
+    config: ConfigArgument,
+    store: StoreOption,
+    overrides: SetOption = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Keep only this many samples, an unbiased subset.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count and estimate; no model is loaded.")] = False,
+    show: Annotated[int, typer.Option(min=0, help="Print this many samples with their supervised tokens.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that would be dropped.")] = False,
+    close: Annotated[bool, typer.Option("--close", help="Finish the store over the shards that are there.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Make damaged shards again.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove what is there first.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Run the target once and cache its hidden states in a store."""
+    from dflash_tools.config import ExtractConfig, load_config
+    from dflash_tools.extract.run import run_extraction
+
+    summary = run_extraction(
+        load_config(config, ExtractConfig, overrides or ()),
+        config.parent,
+        store,
+        limit=limit,
+        dry_run=dry_run,
+        show=show,
+        strict=strict,
+        close=close,
+        repair=repair,
+        overwrite=overwrite,
+    )
+    print_summary(summary, json_output)
+
+
+@app.command()
+def train(
+    config: ConfigArgument,
+    stores: StoresOption,
+    run: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run.")],
+    overrides: SetOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print steps, memory and read rate; train nothing.")
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Train a drafter on one or more stores."""
+    from dflash_tools.config import TrainConfig, load_config
+    from dflash_tools.train.run import run_training
+
+    summary = run_training(
+        load_config(config, TrainConfig, overrides or ()), stores, run, resume=resume, dry_run=dry_run
+    )
+    print_summary(summary, json_output)
+
+
+@app.command()
+def evaluate(
+    path: Annotated[Path, typer.Argument(metavar="RUN_OR_EXPORT", help="A run folder or an exported drafter.")],
+    checkpoint: CheckpointOption = "best",
+    target: Annotated[str | None, typer.Option(help="The target; default the one the drafter was trained for.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 (output must equal plain decoding) or bfloat16.")] = "bfloat16",
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts or a data manifest.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 256,
+    num_draft_tokens: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per cycle.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
+    json_output: JsonOption = False,
+) -> None:
+    """Decode with drafter and target: true acceptance length and speed."""
+    from dflash_tools.evaluate.run import run_evaluation
+
+    result = run_evaluation(
+        path,
+        checkpoint=checkpoint,
+        target=target,
+        dtype=dtype,
+        prompts=prompts,
+        max_new_tokens=max_new_tokens,
+        num_draft_tokens=num_draft_tokens,
+        temperature=temperature,
+    )
+    print_summary(result, json_output)
+    if dtype == "float32" and temperature == 0.0 and not result["identical"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    checkpoint: CheckpointOption = "best",
+    layout: Annotated[str, typer.Option("--format", help="zlab or speculators.")] = "zlab",
+    json_output: JsonOption = False,
+) -> None:
+    """Write a drafter in the layout that serving engines load."""
+    from dflash_tools.evaluate.export_run import export_run
+
+    print_summary(export_run(run, out, checkpoint=checkpoint, layout=layout), json_output)
+
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A DFlash checkpoint, ours or released.")],
+    target: Annotated[str | None, typer.Option(help="Also check against this target.")] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Check a DFlash checkpoint against the rules that engines rely on."""
+    from dflash_tools.drafter.check import check_folder
+
+    findings = check_folder(folder, target)
+    faults = [finding for finding in findings if not finding.ok]
+    if json_output:
+        print_json({"ok": not faults, "findings": findings})
+    else:
+        for finding in findings:
+            typer.echo(str(finding))
+        typer.echo(f"{len(findings)} rules checked, {len(faults)} faults")
+    if faults:
+        raise typer.Exit(1)
+
+
+@app.command()
+def verify(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of the store.")],
+    deep: Annotated[bool, typer.Option("--deep", help="Read and check every byte.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Check that a store is complete and undamaged."""
+    from dflash_tools.store.verify import verify_store
+
+    damage = verify_store(store, deep=deep)
+    if json_output:
+        print_json({"ok": not damage, "damage": damage})
+    else:
+        for item in damage:
+            typer.echo(str(item))
+        typer.echo(f"{store}: {len(damage)} damaged places" if damage else f"{store}: ok")
+    if damage:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for store, run, report and export.")] = Path(
+        "demo-out"
+    ),
+    json_output: JsonOption = False,
+) -> None:
+    """Run the whole chain on a small real model and real text."""
+    from dflash_tools.demo import run_demo
+
+    print_summary(run_demo(out), json_output)
+
+
+@report_app.command("store")
+def report_store_command(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of the store.")],
+    out: OutOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show what is cached: buckets, lengths, bytes, supervised tokens, dropped rows."""
+    from dflash_tools.report import report_store
+
+    _show_report(report_store(store), out, json_output)
+
+
+@report_app.command("plan")
+def report_plan_command(
+    config: ConfigArgument,
+    stores: StoresOption,
+    overrides: SetOption = None,
+    out: OutOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show what a run would do, from the index alone."""
+    from dflash_tools.config import TrainConfig, load_config
+    from dflash_tools.report import report_plan
+
+    _show_report(report_plan(load_config(config, TrainConfig, overrides or ()), stores), out, json_output)
+
+
+@report_app.command("run")
+def report_run_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, also while it trains.")],
+    out: OutOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show what a run did: the plan joined with the log."""
+    from dflash_tools.report import report_run
+
+    _show_report(report_run(run), out, json_output)
+
+
+@report_app.command("compare")
+def report_compare_command(
+    paths: Annotated[list[Path], typer.Argument(metavar="A B [C]...", help="Run folders or plan files.")],
+    out: OutOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show runs or plans side by side."""
+    from dflash_tools.report import report_compare
+
+    _show_report(report_compare(paths), out, json_output)
+
+
+def _show_report(report: "Report", out: Path | None, as_json: bool) -> None:
+    from dflash_tools.report import print_report, write_report
+
+    if out is not None:
+        write_report(report, out)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print_report(report)
+        if out is not None:
+            typer.echo(f"written: {out / 'report.html'}, {out / 'report.md'} and tables as Parquet")
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train DFlash drafters for speculative decoding from cached hidden states."""
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; user errors end with one message and exit code 2."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"dflash-tools: {error}", err=True)
+        sys.exit(2)
+    except Interrupted as interruption:
+        typer.echo(f"dflash-tools: {interruption}; run the same command again to go on", err=True)
+        sys.exit(128 + interruption.signum)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise Interrupted(signum)

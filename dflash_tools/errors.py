@@ -19,3 +19,11 @@ class StoreError(UserError):
 
 class ResumeError(UserError):
     """A run or an extraction cannot go on from what is on disk."""
+
+
+class Interrupted(BaseException):
+    """A signal stopped a command after everything was left resumable; the exit code is 128 + signum."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by signal {signum}")
+        self.signum = signum
