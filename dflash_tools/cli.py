@@ -59,10 +59,12 @@ def extract(
 ) -> None:
     """Run the target once and cache its hidden states in a store."""
     from dflash_tools.config import ExtractConfig, load_config
+
+    settings = load_config(config, ExtractConfig, overrides or ())  # before torch loads: a typo shows at once
     from dflash_tools.extract.run import run_extraction
 
     summary = run_extraction(
-        load_config(config, ExtractConfig, overrides or ()),
+        settings,
         config.parent,
         store,
         limit=limit,
@@ -90,11 +92,11 @@ def train(
 ) -> None:
     """Train a drafter on one or more stores."""
     from dflash_tools.config import TrainConfig, load_config
+
+    settings = load_config(config, TrainConfig, overrides or ())  # before torch loads: a typo shows at once
     from dflash_tools.train.run import run_training
 
-    summary = run_training(
-        load_config(config, TrainConfig, overrides or ()), stores, run, resume=resume, dry_run=dry_run
-    )
+    summary = run_training(settings, stores, run, resume=resume, dry_run=dry_run)
     print_summary(summary, json_output)
 
 

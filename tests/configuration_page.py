@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the config models: ``python tests/configuration_page.py > docs/configuration.md``."""
+"""Write the configuration page: ``python tests/configuration_page.py > docs/configuration.md``."""
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo

@@ -7,7 +7,14 @@ from configuration_page import configuration_page
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_tools.config import DataManifest, ExtractConfig, TrainConfig, load_config, resolve_model_folder, resolve_path
+from dflash_tools.config import (
+    DataManifest,
+    ExtractConfig,
+    TrainConfig,
+    load_config,
+    resolve_model_folder,
+    resolve_path,
+)
 from dflash_tools.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
