@@ -45,7 +45,7 @@ def run_demo(out: Path) -> dict[str, Any]:
         console.rule(f"{title}  ({time.monotonic() - started:.0f} s)")
         return action()
 
-    extraction = stage("1/7 extract: cache the target's hidden states", lambda: run_extraction(extract_config, recipe, store))
+    extraction = stage("1/7 extract: cache hidden states", lambda: run_extraction(extract_config, recipe, store))
     store_report = stage("2/7 report store", lambda: report_store(store))
     print_report(store_report, console)
     plan_report = stage("3/7 report plan", lambda: report_plan(train_config, [store]))
