@@ -40,6 +40,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Also write report.html, report.md and the tables.")
 ]
+LayerIdsOption = Annotated[
+    str | None, typer.Option(help="Convention of the layer ids where the file cannot tell: zlab or vllm.")
+]
 CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, latest, or a number of steps.")]
 
 
@@ -103,13 +106,19 @@ def train(
 @app.command()
 def evaluate(
     path: Annotated[Path, typer.Argument(metavar="RUN_OR_EXPORT", help="A run folder or an exported drafter.")],
-    checkpoint: CheckpointOption = "best",
+    checkpoint: LayerIdsOption = Annotated[
+    str | None, typer.Option(help="Convention of the layer ids where the file cannot tell: zlab or vllm.")
+]
+CheckpointOption = "best",
     target: Annotated[str | None, typer.Option(help="The target; default the one the drafter was trained for.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 (output must equal plain decoding) or bfloat16.")] = "bfloat16",
-    prompts: Annotated[Path | None, typer.Option(help="A file of prompts or a data manifest.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file of prompts, a data manifest, or builtin.")] = None,
+    max_prompts: Annotated[int | None, typer.Option(min=1, help="Use only the first prompts, spread over kinds.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 256,
     num_draft_tokens: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per cycle.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
+    layer_ids_are: LayerIdsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Decode with drafter and target: true acceptance length and speed."""
@@ -121,9 +130,12 @@ def evaluate(
         target=target,
         dtype=dtype,
         prompts=prompts,
+        max_prompts=max_prompts,
         max_new_tokens=max_new_tokens,
         num_draft_tokens=num_draft_tokens,
         temperature=temperature,
+        seed=seed,
+        layer_ids_are=layer_ids_are,
     )
     print_summary(result, json_output)
     if dtype == "float32" and temperature == 0.0 and not result["identical"]:
@@ -134,7 +146,10 @@ def evaluate(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
-    checkpoint: CheckpointOption = "best",
+    checkpoint: LayerIdsOption = Annotated[
+    str | None, typer.Option(help="Convention of the layer ids where the file cannot tell: zlab or vllm.")
+]
+CheckpointOption = "best",
     layout: Annotated[str, typer.Option("--format", help="zlab or speculators.")] = "zlab",
     json_output: JsonOption = False,
 ) -> None:
@@ -148,12 +163,13 @@ def export(
 def check(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A DFlash checkpoint, ours or released.")],
     target: Annotated[str | None, typer.Option(help="Also check against this target.")] = None,
+    layer_ids_are: LayerIdsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Check a DFlash checkpoint against the rules that engines rely on."""
-    from dflash_tools.drafter.check import check_folder
+    from dflash_tools.evaluate.check_run import check_checkpoint
 
-    findings = check_folder(folder, target)
+    findings = check_checkpoint(folder, target, layer_ids_are)
     faults = [finding for finding in findings if not finding.ok]
     if json_output:
         print_json({"ok": not faults, "findings": findings})
