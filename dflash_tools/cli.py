@@ -106,14 +106,11 @@ def train(
 @app.command()
 def evaluate(
     path: Annotated[Path, typer.Argument(metavar="RUN_OR_EXPORT", help="A run folder or an exported drafter.")],
-    checkpoint: LayerIdsOption = Annotated[
-    str | None, typer.Option(help="Convention of the layer ids where the file cannot tell: zlab or vllm.")
-]
-CheckpointOption = "best",
+    checkpoint: CheckpointOption = "best",
     target: Annotated[str | None, typer.Option(help="The target; default the one the drafter was trained for.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 (output must equal plain decoding) or bfloat16.")] = "bfloat16",
     prompts: Annotated[str | None, typer.Option(help="A file of prompts, a data manifest, or builtin.")] = None,
-    max_prompts: Annotated[int | None, typer.Option(min=1, help="Use only the first prompts, spread over kinds.")] = None,
+    max_prompts: Annotated[int | None, typer.Option(min=1, help="At most this many, spread over kinds.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 256,
     num_draft_tokens: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per cycle.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
@@ -146,10 +143,7 @@ CheckpointOption = "best",
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
-    checkpoint: LayerIdsOption = Annotated[
-    str | None, typer.Option(help="Convention of the layer ids where the file cannot tell: zlab or vllm.")
-]
-CheckpointOption = "best",
+    checkpoint: CheckpointOption = "best",
     layout: Annotated[str, typer.Option("--format", help="zlab or speculators.")] = "zlab",
     json_output: JsonOption = False,
 ) -> None:

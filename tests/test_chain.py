@@ -71,7 +71,7 @@ def run_cli(*arguments, folder):
 def chain(tmp_path_factory, tiny_target_dir):
     """Run every command once; returns the folder and each command's JSON object."""
     folder = tmp_path_factory.mktemp("chain")
-    words = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "cat", "sat", "on", "the", "mat"]
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "a", "cat", "sat", "down"]
     rows = [
         {
             "messages": [
