@@ -1,0 +1,1 @@
+"""Training a drafter on a store of hidden states; the call is ``dflash_tools.train.run.run_training``."""

@@ -1,0 +1,83 @@
+"""The run log: one line of JSON per step and per evaluation, appended and never rewritten.
+
+A restart appends under a larger ``attempt``; of two records of a step the one with the larger attempt counts.
+"""
+
+import json
+import os
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from dflash_tools.contracts.record import EvaluationRecord, StepRecord
+from dflash_tools.contracts.run_folder import EVALUATION_FILE, LOG_FILE
+
+
+class RunLog:
+    """Appends records to ``log.jsonl`` and ``evaluation.jsonl``; a reader may look at them at any time."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Open both files for appending; half a line that a killed process left is cut off first."""
+        self._steps = _open_for_append(run_dir / LOG_FILE)
+        self._evaluations = _open_for_append(run_dir / EVALUATION_FILE)
+
+    def write_step(self, record: StepRecord) -> None:
+        """Append one step."""
+        _write_line(self._steps, record.model_dump_json())
+
+    def write_evaluation(self, record: EvaluationRecord) -> None:
+        """Append one evaluation."""
+        _write_line(self._evaluations, record.model_dump_json())
+
+    def flush(self) -> None:
+        """Force both files to disk, so that a committed checkpoint never knows more than the log."""
+        for file in (self._steps, self._evaluations):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Force both files to disk and close them."""
+        self.flush()
+        self._steps.close()
+        self._evaluations.close()
+
+
+def read_evaluations(run_dir: Path) -> dict[int, EvaluationRecord]:
+    """Evaluations by step, ascending; of several the one with the largest attempt."""
+    path = run_dir / EVALUATION_FILE
+    newest: dict[int, EvaluationRecord] = {}
+    for line in _whole_lines(path):
+        record = EvaluationRecord.model_validate_json(line)
+        if record.step not in newest or record.attempt >= newest[record.step].attempt:
+            newest[record.step] = record
+    return dict(sorted(newest.items()))
+
+
+def read_steps(run_dir: Path) -> dict[int, dict[str, Any]]:
+    """Step records by step, ascending, as plain JSON; of several the one with the largest attempt."""
+    newest: dict[int, dict[str, Any]] = {}
+    for line in _whole_lines(run_dir / LOG_FILE):
+        record = json.loads(line)
+        if record["step"] not in newest or record["attempt"] >= newest[record["step"]]["attempt"]:
+            newest[record["step"]] = record
+    return dict(sorted(newest.items()))
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _open_for_append(path: Path) -> TextIOWrapper:
+    if path.is_file():
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(path, whole)
+    return path.open("a", encoding="utf-8", buffering=1)
+
+
+def _write_line(file: TextIOWrapper, text: str) -> None:
+    file.write(text + "\n")
