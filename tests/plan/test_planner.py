@@ -1,0 +1,196 @@
+"""The laws of a plan, over made lengths and settings."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan.plan_cases import EDGES, length_lists, lognormal_mix, ready_made_lengths
+
+from dflash_tools.errors import ConfigError
+from dflash_tools.plan import PlanSettings, build_plan
+from dflash_tools.plan.buckets import assign_buckets
+
+STRATEGIES = ("interleave", "weighted", "shuffle", "sequential")
+
+
+@st.composite
+def plan_settings(draw):
+    return PlanSettings(
+        strategy=draw(st.sampled_from(STRATEGIES)),
+        token_budget=draw(st.integers(400, 1500)),
+        anchor_budget=draw(st.none() | st.integers(20, 100)),
+        max_batch_size=draw(st.integers(1, 9)),
+        batches_per_step=draw(st.integers(1, 5)),
+        sort_window=draw(st.integers(1, 5)),
+        num_epochs=draw(st.integers(1, 3)),
+        seed=draw(st.integers(0, 2**70)),
+    )
+
+
+def anchors_of(lengths):
+    return np.minimum(np.asarray(lengths) // 3, 20)
+
+
+@given(length_lists(), plan_settings())
+@settings(max_examples=150, deadline=None)
+def test_every_law_of_a_plan_holds(case, plan_settings):
+    lengths, edges = case
+    anchors, bucket_ids = anchors_of(lengths), assign_buckets(lengths, edges)
+    plan = build_plan(lengths, bucket_ids, plan_settings, anchors)
+    for batch in range(len(plan)):
+        rows = plan.rows(batch)
+        assert set(bucket_ids[rows]) == {plan.bucket_ids[batch]}
+        assert len(rows) * lengths[rows].max() <= plan_settings.token_budget
+        assert len(rows) <= plan_settings.max_batch_size
+        assert plan_settings.anchor_budget is None or anchors[rows].sum() <= plan_settings.anchor_budget
+    for epoch in range(plan_settings.num_epochs):
+        batches = np.flatnonzero(plan.epochs == epoch)
+        rows = plan.sample_rows[plan.offsets[batches[0]] : plan.offsets[batches[-1] + 1]]
+        assert sorted(rows) == list(range(len(lengths)))
+        # A step never crosses an epoch, and only the last one of an epoch is short.
+        sizes = np.unique(plan.steps[batches], return_counts=True)[1]
+        assert (sizes[:-1] == plan_settings.batches_per_step).all()
+        assert sizes[-1] <= plan_settings.batches_per_step
+    assert np.array_equal(np.unique(plan.steps), np.arange(plan.num_steps))
+    assert plan.left_out == {}
+
+
+@given(length_lists(), plan_settings(), st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_does_not_depend_on_what_follows(case, plan_settings, max_steps):
+    lengths, edges = case
+    bucket_ids = assign_buckets(lengths, edges)
+    whole = build_plan(lengths, bucket_ids, plan_settings.model_copy(update={"num_epochs": 3}), anchors_of(lengths))
+    for update in ({"num_epochs": 1}, {"num_epochs": 2}, {"num_epochs": 3, "max_steps": max_steps}):
+        part = build_plan(lengths, bucket_ids, plan_settings.model_copy(update=update), anchors_of(lengths))
+        size = len(part)
+        assert np.array_equal(part.steps, whole.steps[:size])
+        assert np.array_equal(part.bucket_ids, whole.bucket_ids[:size])
+        assert np.array_equal(part.offsets, whole.offsets[: size + 1])
+        assert np.array_equal(part.sample_rows, whole.sample_rows[: len(part.sample_rows)])
+        if "max_steps" in update:
+            assert part.num_steps == min(max_steps, whole.num_steps)
+            assert part.left_out.get("max_steps", 0) == len(lengths) - len(set(part.sample_rows))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ready_made_lengths())
+def test_ready_made_distributions_plan_at_once(name, strategy):
+    """PL-04, PL-05, PL-07, PL-08: exact edges, one bucket, two buckets, one sample, a prime number of batches."""
+    lengths = ready_made_lengths()[name]
+    bucket_ids = assign_buckets(lengths, EDGES)
+    plan = build_plan(lengths, bucket_ids, PlanSettings(token_budget=8192, num_epochs=2, strategy=strategy))
+    assert sorted(plan.sample_rows) == sorted([*range(len(lengths))] * 2)
+    for epoch in (0, 1):
+        order = plan.bucket_ids[plan.epochs == epoch]
+        most = np.bincount(order).max()
+        if strategy in ("interleave", "weighted"):
+            assert np.count_nonzero(np.diff(order) == 0) == max(0, 2 * most - len(order) - 1)
+
+
+def test_every_epoch_draws_other_batches():
+    """PL-11: epochs differ, each can be made again, and the epoch is an argument, not a hidden state."""
+    lengths, bucket_ids = lognormal_mix(600)
+    first, second = (build_plan(lengths, bucket_ids, PlanSettings(num_epochs=2)) for _ in range(2))
+    assert first.fingerprint() == second.fingerprint()
+    batches = [{frozenset(first.rows(b)) for b in np.flatnonzero(first.epochs == epoch)} for epoch in (0, 1)]
+    assert len(batches[0] & batches[1]) < len(batches[0]) / 10
+    assert build_plan(lengths, bucket_ids, PlanSettings(num_epochs=2, seed=1)).fingerprint() != first.fingerprint()
+
+
+def test_global_random_state_does_not_reach_the_plan():
+    """PL-10, PL-14: a disturbed generator changes nothing, and planning disturbs none."""
+    lengths, bucket_ids = lognormal_mix(300)
+    plan = build_plan(lengths, bucket_ids, PlanSettings())
+    np.random.seed(7)
+    before = np.random.get_state()[1].copy()
+    assert build_plan(lengths, bucket_ids, PlanSettings()).fingerprint() == plan.fingerprint()
+    assert np.array_equal(before, np.random.get_state()[1])
+
+
+def test_the_plan_is_the_same_everywhere():
+    """A pinned fingerprint: a change of order between versions of anything must be seen, not met in a resume."""
+    lengths = np.arange(1, 400)
+    plan = build_plan(lengths, assign_buckets(lengths, [100, 200, 400]), PlanSettings(token_budget=2000, num_epochs=2))
+    assert hash_of(plan) == "763fb2c2a9cae8e4"
+
+
+def hash_of(plan):
+    """Identity of the columns alone, without the settings."""
+    from dflash_tools.contracts.fingerprint import fingerprint_of_arrays
+
+    return fingerprint_of_arrays(plan.epochs, plan.steps, plan.bucket_ids, plan.offsets, plan.sample_rows)[:16]
+
+
+def test_another_process_makes_the_same_plan():
+    code = (
+        "import numpy as np; from dflash_tools.plan import *; from dflash_tools.plan.buckets import assign_buckets;"
+        "x = np.arange(1, 400); print(build_plan(x, assign_buckets(x, [100, 400]), PlanSettings()).fingerprint())"
+    )
+    lengths = np.arange(1, 400)
+    plan = build_plan(lengths, assign_buckets(lengths, [100, 400]), PlanSettings())
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == plan.fingerprint()
+
+
+def test_a_sample_beyond_the_budget_is_refused_with_count_and_longest():
+    """PL-01: one token too many stops the planning with a sentence, not after hours."""
+    lengths = [100] * 50 + [201, 300]
+    message = re.escape("2 of 52 samples are beyond plan.token_budget = 200; the largest has 300 tokens")
+    with pytest.raises(ConfigError, match=message):
+        build_plan(lengths, np.zeros(52), PlanSettings(token_budget=200))
+
+
+def test_a_sample_with_too_many_anchors_is_refused():
+    with pytest.raises(ConfigError, match=r"plan.anchor_budget = 5; the largest has 6 anchors"):
+        build_plan([10, 10], [0, 0], PlanSettings(anchor_budget=5), [5, 6])
+
+
+def test_a_sample_beyond_the_budget_may_go_alone():
+    """PL-01, PL-02: nothing is lost and no batch is empty."""
+    lengths = np.array([100] * 50 + [201, 300])
+    plan = build_plan(lengths, np.zeros(52), PlanSettings(token_budget=200, too_long="alone", num_epochs=1))
+    assert sorted(plan.sample_rows) == list(range(52))
+    for batch in range(len(plan)):
+        rows = plan.rows(batch)
+        assert len(rows) * lengths[rows].max() <= 200 or len(rows) == 1
+
+
+def test_a_sample_with_too_many_anchors_may_go_alone():
+    anchors = np.array([3, 9, 1, 12, 2, 2])
+    options = PlanSettings(anchor_budget=5, too_long="alone", num_epochs=1)
+    plan = build_plan(np.full(6, 10), np.zeros(6), options, anchors)
+    assert all(anchors[plan.rows(b)].sum() <= 5 or len(plan.rows(b)) == 1 for b in range(len(plan)))
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 8])
+def test_a_sample_of_exactly_the_budget_fits(max_batch_size):
+    """PL-04: 4,096 tokens under a budget of 4,096 make a batch of one; 4,097 are beyond it."""
+    options = PlanSettings(token_budget=4096, max_batch_size=max_batch_size, num_epochs=1)
+    plan = build_plan([4096, 4095], [0, 0], options)
+    assert len(plan) == 2
+    with pytest.raises(ConfigError, match="the largest has 4097 tokens"):
+        build_plan([4096, 4095, 4097], [0, 0, 0], options)
+
+
+def test_rows_of_the_index_stand_in_the_plan():
+    plan = build_plan([5, 5, 5], [0, 0, 0], PlanSettings(num_epochs=1), rows=[10, 20, 40], store_fingerprint="ab")
+    assert sorted(plan.sample_rows) == [10, 20, 40]
+    assert plan.store_fingerprint == "ab"
+
+
+def test_no_sample_is_an_error_a_user_can_act_on():
+    with pytest.raises(ConfigError, match="no training sample"):
+        build_plan([], [], PlanSettings())
+
+
+def test_arrays_must_fit_each_other():
+    with pytest.raises(ValueError, match="one entry per sample"):
+        build_plan([1, 2], [0], PlanSettings())
+    with pytest.raises(ValueError, match="at least 1 token"):
+        build_plan([1, 0], [0, 0], PlanSettings())
+    with pytest.raises(ValueError, match="anchor_budget needs num_anchors"):
+        build_plan([1], [0], PlanSettings(anchor_budget=4))
