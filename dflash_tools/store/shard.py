@@ -1,0 +1,115 @@
+"""Zarr v3 shards by hand: inner chunks, each with its crc32c, then an index of (offset, size) with its own crc32c."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_tools.contracts.manifest import Codec
+from dflash_tools.store.arrays import BLOSC_BLOCK_BYTES, CRC_BYTES
+from dflash_tools.store.files import Buffer
+
+INDEX_ENTRY_BYTES = 16
+MISSING = np.uint64(0xFFFFFFFFFFFFFFFF)  # offset and size of a chunk that was not written
+
+
+def crc32c(data: Any) -> int:
+    """Castagnoli CRC of a contiguous buffer."""
+    return int(google_crc32c.value(data))
+
+
+def crc_bytes(data: Any) -> bytes:
+    """The CRC as a crc32c codec stores it: 4 bytes, little-endian."""
+    return crc32c(data).to_bytes(CRC_BYTES, "little")
+
+
+def encode_plain(data: NDArray[Any]) -> list[Buffer]:
+    """A chunk under ``bytes, crc32c``: little-endian values and their CRC."""
+    flat = as_bytes(data)
+    return [flat, crc_bytes(flat)]
+
+
+def encode_shard(
+    samples: Sequence[NDArray[Any]],
+    starts: Sequence[int],
+    *,
+    chunk_tokens: int,
+    shard_tokens: int,
+    codec: Codec,
+) -> list[Buffer]:
+    """Encode a shard whose samples each start on an inner chunk.
+
+    Args:
+        samples: Rows of each sample. Shape of each: (num_tokens, ...); whole chunks are not copied.
+        starts: First row of each sample inside the shard, ascending multiples of chunk_tokens.
+        chunk_tokens: Rows of an inner chunk.
+        shard_tokens: Rows of the shard.
+        codec: Of the inner chunks.
+
+    Returns:
+        Buffers that make the file, one after another.
+    """
+    index = np.full((shard_tokens // chunk_tokens, 2), MISSING, dtype="<u8")
+    buffers: list[Buffer] = []
+    offset = 0
+    for sample, start in zip(samples, starts, strict=True):
+        for first in range(0, len(sample), chunk_tokens):
+            payload = _encode_chunk(sample[first : first + chunk_tokens], chunk_tokens, codec)
+            num_bytes = len(payload) + CRC_BYTES
+            index[(start + first) // chunk_tokens] = offset, num_bytes
+            buffers += [payload, crc_bytes(payload)]
+            offset += num_bytes
+    table = as_bytes(index)
+    return [*buffers, table, crc_bytes(table)]
+
+
+def decode_index(tail: NDArray[np.uint8]) -> NDArray[np.uint64] | None:
+    """Read the index at the end of a shard.
+
+    Args:
+        tail: The last ``num_chunks * 16 + 4`` bytes of the file.
+
+    Returns:
+        Offset and size of each chunk, CRC included; shape (num_chunks, 2). None if its CRC fails.
+    """
+    table = tail[:-CRC_BYTES]
+    if crc_bytes(table) != tail[-CRC_BYTES:].tobytes():
+        return None
+    return np.frombuffer(table.tobytes(), dtype="<u8").reshape(-1, 2)
+
+
+def as_bytes(data: NDArray[Any]) -> NDArray[np.uint8]:
+    """View an array as flat little-endian bytes; copies only if it must."""
+    little = np.ascontiguousarray(data).astype(data.dtype.newbyteorder("<"), copy=False)
+    return little.reshape(-1).view(np.uint8)
+
+
+def _encode_chunk(rows: NDArray[Any], chunk_tokens: int, codec: Codec) -> NDArray[np.uint8]:
+    if len(rows) < chunk_tokens:
+        padded = np.zeros((chunk_tokens, *rows.shape[1:]), dtype=rows.dtype)
+        padded[: len(rows)] = rows
+        rows = padded
+    flat = as_bytes(rows)
+    return flat if codec == "none" else compress(flat, rows.dtype.itemsize)
+
+
+def compress(data: NDArray[np.uint8], typesize: int) -> NDArray[np.uint8]:
+    """Blosc: zstd level 1, byte shuffle, blocks of 1 MiB."""
+    blosc = _blosc()
+    codec = blosc.Blosc(cname="zstd", clevel=1, shuffle=blosc.SHUFFLE, blocksize=BLOSC_BLOCK_BYTES)
+    return np.frombuffer(codec.encode(data.view(f"u{typesize}")), dtype=np.uint8)
+
+
+def decompress(payload: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Decode a Blosc payload into a flat buffer of exactly its size."""
+    _blosc().decompress(payload, out)
+
+
+def _blosc() -> Any:
+    from numcodecs import blosc
+
+    # The contextual mode: no global lock and no thread pool, which would deadlock in a forked worker.
+    blosc.use_threads = False
+    return blosc
