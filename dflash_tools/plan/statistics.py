@@ -1,149 +1,243 @@
-"""What a plan holds, in figures: pure functions of the plan and of per-row columns of the index.
+"""How a plan, or a log of what was trained, mixes its buckets: figures over columns of batches in order.
 
-``num_tokens`` and ``num_anchors`` are columns over all rows that ``plan.sample_rows`` may name, training or not.
+Every function takes columns of one entry per batch, so that a plan and a run log are measured alike. Neighbours, runs,
+transitions and lags never cross an epoch.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dflash_tools.contracts.plan import PACKED_BUCKET_ID, BatchPlan
 
+Ids = NDArray[np.integer]
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFigures:
-    """Sizes of every batch of a plan. All shapes: (num_batches,). Unit of lengths: tokens.
+class BatchLengths:
+    """Sizes of every batch of a plan. Shape of each: (num_batches,). Unit of lengths: tokens.
 
     Attributes:
-        batch_sizes: Samples.
-        num_tokens: Real tokens.
-        num_padded_tokens: Rows x longest row; a packed batch is one row of ``token_budget``.
+        num_samples: Samples.
         min_tokens: Shortest sample.
-        mean_tokens: Mean length of its samples.
         max_tokens: Longest sample.
-        num_anchors: Blocks; zeros if the anchors are unknown.
+        num_tokens: Real tokens.
+        num_padded_tokens: Padding included: rows x longest row, rounded up to ``pad_to_multiple_of``; a packed batch
+            is one row of ``token_budget``.
     """
 
-    batch_sizes: Counts
+    num_samples: Counts
+    min_tokens: Counts
+    max_tokens: Counts
     num_tokens: Counts
     num_padded_tokens: Counts
-    min_tokens: Counts
-    mean_tokens: Floats
-    max_tokens: Counts
-    num_anchors: Counts
 
 
-def batch_figures(plan: BatchPlan, num_tokens: ArrayLike, num_anchors: ArrayLike | None = None) -> BatchFigures:
-    """Measure every batch.
+def batch_lengths(plan: BatchPlan, num_tokens: ArrayLike) -> BatchLengths:
+    """Measure every batch of a plan.
 
     Args:
-        plan: The plan; it holds at least one batch.
-        num_tokens: Length of every index row. Shape: (num_rows,).
-        num_anchors: Blocks of every index row. Shape: (num_rows,).
+        plan: The plan.
+        num_tokens: Length of every row of the index (or of the joined indexes), training or not. Shape: (num_rows,).
     """
     lengths = np.asarray(num_tokens, dtype=np.int64)[plan.sample_rows]
+    if len(plan) == 0:
+        return BatchLengths(**dict.fromkeys(BatchLengths.__dataclass_fields__, np.zeros(0, dtype=np.int64)))
     starts, sizes = plan.offsets[:-1], np.diff(plan.offsets)
     totals, longest = np.add.reduceat(lengths, starts), np.maximum.reduceat(lengths, starts)
-    packed = plan.bucket_ids == PACKED_BUCKET_ID
-    token_budget = plan.settings.get("token_budget", 0) if packed.any() else 0
-    return BatchFigures(
-        batch_sizes=sizes,
-        num_tokens=totals,
-        num_padded_tokens=np.where(packed, np.maximum(totals, token_budget), sizes * longest),
+    multiple = int(plan.settings.get("pad_to_multiple_of", 1))
+    width = -(-longest // multiple) * multiple
+    return BatchLengths(
+        num_samples=sizes,
         min_tokens=np.minimum.reduceat(lengths, starts),
-        mean_tokens=totals / sizes,
         max_tokens=longest,
-        num_anchors=np.zeros_like(totals)
-        if num_anchors is None
-        else np.add.reduceat(np.asarray(num_anchors, dtype=np.int64)[plan.sample_rows], starts),
+        num_tokens=totals,
+        num_padded_tokens=np.where(
+            plan.bucket_ids == PACKED_BUCKET_ID,
+            np.maximum(totals, int(plan.settings.get("token_budget", 0))),
+            sizes * width,
+        ),
     )
 
 
-def padding_efficiency(figures: BatchFigures) -> float:
-    """Real tokens / padded tokens, of the whole plan."""
-    return float(figures.num_tokens.sum() / figures.num_padded_tokens.sum())
+def count_equal_neighbours(bucket_ids: Ids, epochs: Ids) -> int:
+    """Count neighbouring batches of the same bucket."""
+    return int(np.count_nonzero((np.diff(bucket_ids) == 0) & (np.diff(epochs) == 0)))
 
 
-def padding_efficiency_by(groups: NDArray[np.integer], figures: BatchFigures) -> dict[int, float]:
-    """Real tokens / padded tokens of each group of batches: pass ``plan.bucket_ids`` or ``plan.steps``."""
-    names, inverse = np.unique(groups, return_inverse=True)
-    real = np.bincount(inverse, weights=figures.num_tokens)
-    padded = np.bincount(inverse, weights=figures.num_padded_tokens)
-    return dict(zip(names.tolist(), (real / padded).tolist(), strict=True))
+def fewest_equal_neighbours(bucket_ids: Ids, epochs: Ids) -> int:
+    """Find the fewest equal neighbours that any order of these batches has.
+
+    Of n batches of an epoch, m of them in its largest bucket, the n - m others part it into at most n - m + 1 runs: at
+    least max(0, 2 m - n - 1) of its batches follow one another.
+    """
+    return sum(max(0, 2 * int(counts.max()) - int(counts.sum()) - 1) for counts in _counts_by_epoch(bucket_ids, epochs))
 
 
-class Neighbours(NamedTuple):
-    """Neighbouring batches of one bucket, inside epochs."""
-
-    count: int
-    minimum: int  # fewest possible: the sum over epochs of max(0, 2 m - n - 1)
-
-
-def equal_neighbours(plan: BatchPlan) -> Neighbours:
-    """Count neighbouring batches of the same bucket beside the fewest possible for these batches."""
-    same = (np.diff(plan.bucket_ids) == 0) & (np.diff(plan.epochs) == 0)
-    minimum = 0
-    for _, order in _by_epoch(plan):
-        most = int(np.unique(order, return_counts=True)[1].max())
-        minimum += max(0, 2 * most - len(order) - 1)
-    return Neighbours(int(np.count_nonzero(same)), minimum)
-
-
-def run_lengths(plan: BatchPlan) -> tuple[Counts, Counts]:
-    """Find the runs of neighbouring batches of one bucket, inside epochs.
+def find_runs(bucket_ids: Ids, epochs: Ids) -> tuple[Counts, Counts]:
+    """Find the runs of neighbouring batches of one bucket.
 
     Returns:
-        Bucket of each run and its length, in order. Shapes: (num_runs,).
+        Bucket of each run, and its length. Shapes: (num_runs,). Unit of lengths: batches.
     """
-    new = np.flatnonzero((np.diff(plan.bucket_ids) != 0) | (np.diff(plan.epochs) != 0)) + 1
-    starts = np.concatenate([[0], new])
-    return plan.bucket_ids[starts].astype(np.int64), np.diff(np.append(starts, len(plan)))
+    if len(bucket_ids) == 0:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    breaks = np.flatnonzero((np.diff(bucket_ids) != 0) | (np.diff(epochs) != 0)) + 1
+    starts = np.concatenate([[0], breaks])
+    return np.asarray(bucket_ids)[starts].astype(np.int64), np.diff(np.append(starts, len(bucket_ids)))
 
 
-def run_length_histogram(plan: BatchPlan) -> Counts:
-    """Count runs by length: entry k is the number of runs of k batches. Shape: (longest run + 1,)."""
-    return np.bincount(run_lengths(plan)[1])
+def fewest_long_runs(bucket_ids: Ids, epochs: Ids) -> Counts:
+    """Count runs by length in an order with the fewest equal neighbours, evenly spread.
+
+    Returns:
+        Entry k: number of runs of k batches. Shape: (longest run + 1,).
+    """
+    lengths: dict[int, int] = {}
+    for counts in _counts_by_epoch(bucket_ids, epochs):
+        total, most = int(counts.sum()), int(counts.max())
+        num_runs = min(total - most + 1, most)
+        short, longer = divmod(most, num_runs)
+        for length, number in ((1, total - most), (short, num_runs - longer), (short + 1, longer)):
+            lengths[length] = lengths.get(length, 0) + number
+    histogram = np.zeros(max((k for k, number in lengths.items() if number), default=0) + 1, dtype=np.int64)
+    for length, number in lengths.items():
+        if number:
+            histogram[length] = number
+    return histogram
 
 
-def minimal_run_length_histogram(plan: BatchPlan) -> Counts:
-    """Count runs by length if every epoch had the fewest equal neighbours, evenly spread. Shape: (longest + 1,)."""
-    histogram = np.zeros(2, dtype=np.int64)
-    for _, order in _by_epoch(plan):
-        most, total = int(np.unique(order, return_counts=True)[1].max()), len(order)
-        runs = total - most + 1
-        if most <= runs:
-            histogram[1] += total
-            continue
-        short, longer = divmod(most, runs)
-        histogram = np.pad(histogram, (0, max(0, short + 2 - len(histogram))))
-        histogram[1] += total - most
-        histogram[short] += runs - longer
-        histogram[short + 1] += longer
-    return np.trim_zeros(histogram, "b")
+def count_transitions(bucket_ids: Ids, epochs: Ids) -> tuple[Counts, Counts]:
+    """Count how often a batch of one bucket is followed by one of another.
+
+    Returns:
+        Bucket ids, ascending, and the counts: row = bucket, column = the next one. Shapes: (n,) and (n, n).
+    """
+    ids, inverse = np.unique(bucket_ids, return_inverse=True)
+    inside = np.diff(epochs) == 0
+    pairs = inverse[:-1][inside] * len(ids) + inverse[1:][inside]
+    return ids.astype(np.int64), np.bincount(pairs, minlength=len(ids) ** 2).reshape(len(ids), len(ids))
 
 
-class Transitions(NamedTuple):
-    """How often a batch of one bucket is followed by one of another, inside epochs."""
+def lag_correlations(values: NDArray[np.number], epochs: Ids, max_lag: int = 10) -> Floats:
+    """Correlate a column with itself k batches later, for k = 1 .. max_lag.
 
-    bucket_ids: Counts  # shape (num_buckets,)
-    counts: Counts  # shape (num_buckets, num_buckets): row = bucket, column = the one after it
+    Pairs lie inside an epoch; mean and variance are those of the whole column.
+
+    Returns:
+        Correlations, lag 1 first; NaN where there is no pair or the column is constant. Shape: (max_lag,).
+    """
+    centred = np.asarray(values, dtype=np.float64)
+    centred = centred - centred.mean() if len(centred) else centred
+    variance = float(np.mean(centred**2)) if len(centred) else 0.0
+    correlations = np.full(max_lag, np.nan)
+    for lag in range(1, max_lag + 1):
+        inside = np.asarray(epochs[lag:]) == np.asarray(epochs[:-lag])
+        if variance > 0 and inside.any():
+            correlations[lag - 1] = np.mean((centred[lag:] * centred[:-lag])[inside]) / variance
+    return correlations
 
 
-def transitions(plan: BatchPlan) -> Transitions:
-    """Count the transitions between buckets."""
-    names, inverse = np.unique(plan.bucket_ids, return_inverse=True)
-    inside = np.diff(plan.epochs) == 0
-    pairs = inverse[:-1][inside] * len(names) + inverse[1:][inside]
-    counts = np.bincount(pairs, minlength=len(names) ** 2).reshape(len(names), len(names))
-    return Transitions(names.astype(np.int64), counts)
+def rule_alone_correlations(values: NDArray[np.number], bucket_ids: Ids, epochs: Ids, max_lag: int = 10) -> Floats:
+    """Find the lag correlations of an order that only avoids equal neighbours and is random otherwise.
+
+    Consecutive buckets a, b then come with probability x_a x_b (a != b), where x is such that every bucket keeps its
+    share; a bucket of more than half follows itself as often as it must. The means of the buckets times the powers of
+    that chain give the correlation. Without the rule all of them would be zero.
+
+    Returns:
+        Correlations, lag 1 first; NaN where the column is constant. Shape: (max_lag,).
+    """
+    _, inverse = np.unique(bucket_ids, return_inverse=True)
+    column = np.asarray(values, dtype=np.float64)
+    shares = np.bincount(inverse) / max(len(inverse), 1)
+    means = np.bincount(inverse, weights=column - column.mean()) / np.bincount(inverse)
+    variance = float(np.var(column)) if len(column) else 0.0
+    if variance == 0:
+        return np.full(max_lag, np.nan)
+    chain = _chain_without_repeats(shares)
+    correlations = np.empty(max_lag)
+    ahead = means
+    for lag in range(max_lag):
+        ahead = chain @ ahead
+        correlations[lag] = np.sum(shares * means * ahead) / variance
+    return correlations
 
 
-def _by_epoch(plan: BatchPlan) -> list[tuple[int, NDArray[np.int32]]]:
-    """Bucket ids of every epoch."""
-    epochs, starts = np.unique(plan.epochs, return_index=True)
-    return list(zip(epochs.tolist(), np.split(plan.bucket_ids, starts[1:]), strict=True))
+def shares_by_tenth(bucket_ids: Ids, epochs: Ids) -> tuple[Counts, Floats]:
+    """Find the share of each bucket among the batches of each tenth of an epoch, averaged over epochs.
+
+    Returns:
+        Bucket ids, ascending, and the shares. Shapes: (n,) and (10, n). A tenth without a batch has NaN.
+    """
+    ids, inverse = np.unique(bucket_ids, return_inverse=True)
+    _, epoch, sizes = np.unique(epochs, return_inverse=True, return_counts=True)
+    place = np.arange(len(inverse)) - (np.cumsum(sizes) - sizes)[epoch]
+    tenth = place * 10 // sizes[epoch]
+    cells = (epoch * 10 + tenth) * len(ids) + inverse
+    counts = np.bincount(cells, minlength=len(sizes) * 10 * len(ids)).reshape(len(sizes), 10, len(ids))
+    totals = counts.sum(axis=2, keepdims=True)
+    shares = np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)
+    filled = (totals > 0).sum(axis=0)
+    return ids.astype(np.int64), np.where(filled > 0, shares.sum(axis=0) / np.maximum(filled, 1), np.nan)
+
+
+def entropy_by_step(bucket_ids: Ids, steps: Ids) -> Floats:
+    """Find the entropy of the buckets of every step. Unit: bits. Shape: (num_steps,)."""
+    ids, inverse = np.unique(bucket_ids, return_inverse=True)
+    _, step = np.unique(steps, return_inverse=True)
+    num_steps = int(step[-1]) + 1 if len(step) else 0
+    counts = np.bincount(step * len(ids) + inverse, minlength=num_steps * len(ids)).reshape(num_steps, len(ids))
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
+    entropy: Floats = -(shares * logs).sum(axis=1) + 0.0  # no -0.0
+    return entropy
+
+
+def depletion(bucket_ids: Ids, epochs: Ids) -> tuple[Counts, Floats]:
+    """Find how far into its epoch the last batch of each bucket comes, at the earliest over epochs.
+
+    Returns:
+        Bucket ids, ascending, and the share of the epoch's batches up to that batch. Shapes: (n,).
+    """
+    ids, inverse = np.unique(bucket_ids, return_inverse=True)
+    earliest = np.ones(len(ids))
+    for epoch in np.unique(epochs):
+        buckets = inverse[np.asarray(epochs) == epoch]
+        last = np.full(len(ids), -1, dtype=np.int64)
+        last[buckets] = np.arange(len(buckets))  # of several entries for one bucket the last one stays
+        present = last >= 0
+        earliest[present] = np.minimum(earliest[present], (last[present] + 1) / len(buckets))
+    return ids.astype(np.int64), earliest
+
+
+def _counts_by_epoch(bucket_ids: Ids, epochs: Ids) -> list[Counts]:
+    """Batches of each bucket that occurs, for every epoch."""
+    edges = np.flatnonzero(np.diff(epochs)) + 1
+    parts = np.split(np.asarray(bucket_ids), edges)
+    return [np.unique(part, return_counts=True)[1] for part in parts if len(part)]
+
+
+def _chain_without_repeats(shares: Floats) -> Floats:
+    """Transition probabilities that keep the shares and avoid repeats: symmetric scaling of ones off the diagonal."""
+    if len(shares) == 1:
+        return np.ones((1, 1))
+    majority = int(np.argmax(shares))
+    if shares[majority] >= 0.5:
+        # All others lie between two batches of the majority.
+        chain = np.zeros((len(shares), len(shares)))
+        chain[:, majority] = 1.0
+        chain[majority] = shares / shares[majority]
+        chain[majority, majority] = 2 - 1 / shares[majority]
+        return chain
+    weights = np.sqrt(shares)
+    for _ in range(1000):
+        flow = weights * (weights.sum() - weights)
+        weights = weights * np.sqrt(shares / flow)
+    joint = np.outer(weights, weights)
+    np.fill_diagonal(joint, 0.0)
+    rest: Floats = joint / joint.sum(axis=1, keepdims=True)
+    return rest
