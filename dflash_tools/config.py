@@ -80,7 +80,9 @@ class BucketsSection(Section):
     count: Positive = 6
     """Number of buckets of about equal token mass."""
     edges: tuple[Positive, ...] | None = None
-    """Longest length of each bucket, ascending; replaces count."""
+    """Longest length of each bucket, ascending; replaces count and rule."""
+    rule: Literal["equal_tokens", "least_padding"] = "equal_tokens"
+    """How count buckets are cut: equal token mass, or least padding (dynamic programming)."""
 
 
 class ForwardSection(Section):
@@ -193,6 +195,9 @@ class PlanSettings(Section):
     """Batches' worth of shuffled samples that are sorted by length before cutting."""
     too_long: Literal["error", "alone"] = "error"
     """A sample beyond a budget stops the planning, or makes a batch alone."""
+    store_weights: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = None
+    """Share of samples from each store, in order; an epoch ends when the store in greatest demand is through;
+    none = every sample of every store once."""
     num_epochs: Positive = 6
     """Passes over the training split."""
     max_steps: Positive | None = None

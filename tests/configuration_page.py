@@ -44,7 +44,8 @@ def _table(fields: dict[str, FieldInfo]) -> str:
     for name, field in fields.items():
         assert field.description, f"{name} has no description"
         default = "required" if field.default is PydanticUndefined else f"`{_toml(field.default)}`"
-        rows.append(f"| `{name}` | {default} | {field.description} |")
+        effect = " ".join(field.description.split())
+        rows.append(f"| `{name}` | {default} | {effect} |")
     return "\n".join(rows) + "\n"
 
 

@@ -106,6 +106,8 @@ class StoreManifest(_Frozen):
     threads: int
     index_fingerprint: str
     versions: dict[str, str]  # library -> version
+    fp8_error: tuple[float, ...] | None = None  # fp8 only: relative L2 error of each captured layer
+    fp8_first_token_error: tuple[float, ...] | None = None  # the same over the first token of each sample
     files: dict[str, tuple[int, str]]  # every file that no commit record names: size, SHA-256
     checksum: str = ""  # SHA-256 of this document with the field blank
 
