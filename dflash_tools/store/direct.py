@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from dflash_tools.contracts.manifest import BucketLayout
 from dflash_tools.store import commit
 from dflash_tools.store.arrays import CRC_BYTES, ArraySpec
-from dflash_tools.store.shard import INDEX_ENTRY_BYTES, MISSING, crc_bytes, decode_index, decompress
+from dflash_tools.store.shard import INDEX_ENTRY_BYTES, MISSING, crc_bytes, decode_index, decompress, extend_crc
 
 MAX_OPEN_FILES = 256
+_CHECK_BYTES = 256 << 10
 
 FileKey = tuple[int, int, str]
 
@@ -103,10 +104,27 @@ class DirectReader:
         else:
             done = 0
         for position in range(done, len(chunks)):
-            self._check(key, file, chunks[position])
-            piece = target[position * chunk_bytes : (position + 1) * chunk_bytes]
             offset = int(offsets[position])
-            piece[:] = file.data[offset : offset + piece.nbytes]
+            piece = target[position * chunk_bytes : (position + 1) * chunk_bytes]
+            self._copy_chunk(key, chunks[position], file.data[offset : offset + stride], piece)
+
+    def _copy_chunk(self, key: FileKey, chunk: int, stored: NDArray[np.uint8], piece: NDArray[np.uint8]) -> None:
+        if self._checked[key][chunk]:
+            piece[:] = stored[: piece.nbytes]
+            return
+        # The sum is made over the copy, block by block, while a block is still in the cache.
+        crc = 0
+        for first in range(0, piece.nbytes, _CHECK_BYTES):
+            block = piece[first : first + _CHECK_BYTES]
+            block[:] = stored[first : first + block.nbytes]
+            crc = extend_crc(crc, block)
+        crc = extend_crc(crc, stored[piece.nbytes : -CRC_BYTES])
+        self._settle(key, chunk, crc.to_bytes(CRC_BYTES, "little") == stored[-CRC_BYTES:].tobytes())
+
+    def _settle(self, key: FileKey, chunk: int, is_whole: bool) -> None:
+        if not is_whole:
+            raise ReadFault(f"chunk {chunk} of {key[2]} fails its checksum")
+        self._checked[key][chunk] = True
 
     def _decode_run(
         self, key: FileKey, file: MappedFile, chunks: range, chunk_bytes: int, target: NDArray[np.uint8]
@@ -138,9 +156,7 @@ class DirectReader:
             return
         offset, num_bytes = (int(value) for value in file.index[chunk])
         stop = offset + num_bytes - CRC_BYTES
-        if crc_bytes(file.data[offset:stop]) != file.data[stop : stop + CRC_BYTES].tobytes():
-            raise ReadFault(f"chunk {chunk} of {key[2]} fails its checksum")
-        checked[chunk] = True
+        self._settle(key, chunk, crc_bytes(file.data[offset:stop]) == file.data[stop : stop + CRC_BYTES].tobytes())
 
     def _file(self, key: FileKey, spec: ArraySpec) -> MappedFile:
         if self._pid != os.getpid():

@@ -20,6 +20,11 @@ def crc32c(data: Any) -> int:
     return int(google_crc32c.value(data))
 
 
+def extend_crc(crc: int, data: Any) -> int:
+    """Continue a CRC over the bytes that follow."""
+    return int(google_crc32c.extend(crc, data))
+
+
 def crc_bytes(data: Any) -> bytes:
     """The CRC as a crc32c codec stores it: 4 bytes, little-endian."""
     return crc32c(data).to_bytes(CRC_BYTES, "little")

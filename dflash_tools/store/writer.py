@@ -90,8 +90,8 @@ class StoreWriter:
         """
         samples = self.samples_of(bucket_id, shard_id)
         starts = self._starts(samples, bucket_id, shard_id)
-        columns: Sequence[NDArray[Any]]
-        for spec, columns in ((INPUT_IDS, input_ids), (LOSS_MASK, loss_masks)):
+        given: list[tuple[ArraySpec, Sequence[NDArray[Any]]]] = [(INPUT_IDS, input_ids), (LOSS_MASK, loss_masks)]
+        for spec, columns in given:
             self._check_lengths(samples, columns, spec.name)
             rows = np.zeros(self.buckets[bucket_id].shard_tokens, dtype=spec.dtype)
             for start, values in zip(starts, columns, strict=True):
