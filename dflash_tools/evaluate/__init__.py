@@ -1,0 +1,1 @@
+"""Decoding with drafter and target: true acceptance length and speed."""
