@@ -36,6 +36,69 @@ def choose_edges(num_tokens: ArrayLike, count: int) -> NDArray[np.int64]:
     return lengths[[*edges, len(lengths) - 1]]
 
 
+def choose_edges_optimal(num_tokens: ArrayLike, count: int) -> NDArray[np.int64]:
+    """Choose the bucket edges that pad least if every sample is padded to its bucket's edge.
+
+    Args:
+        num_tokens: Length of every sample. Shape: (num_samples,). Unit: tokens.
+        count: Buckets wanted.
+
+    Returns:
+        Ascending edges, the last one the longest length. Shape: (count,), or fewer entries if there are fewer
+        distinct lengths than ``count``.
+
+    Raises:
+        ValueError: If there is no sample, a length below 1, or ``count`` below 1.
+    """
+    lengths, samples = _distinct_lengths(num_tokens, count)
+    count = min(count, len(lengths))
+    # A bucket of the distinct lengths i .. j - 1 pads to edge * (before[j] - before[i]) tokens; its real tokens do not
+    # depend on the edges. cheapest[j] covers the first j lengths.
+    before = [0, *np.cumsum(samples).tolist()]
+    cheapest = [edge * number for edge, number in zip([0, *lengths.tolist()], before, strict=True)]
+    cuts: list[list[int]] = []
+    for _ in range(count - 1):
+        cheapest, cut = _add_bucket(cheapest, before, lengths.tolist())
+        cuts.append(cut)
+    edges, end = [], len(lengths)
+    for cut in reversed(cuts):
+        edges.append(end - 1)
+        end = cut[end]
+    return lengths[[end - 1, *reversed(edges)]]
+
+
+def _add_bucket(cheapest: list[int], before: list[int], lengths: list[int]) -> tuple[list[int], list[int]]:
+    """One round of the dynamic programme: the best start of one more bucket, for every end.
+
+    The cost of ending at j is min over i < j of cheapest[i] - edge_j * before[i], plus a term of j alone: lines with
+    falling slopes asked at rising places, so the lower envelope gives all minima in linear time.
+    """
+    costs, cut = [0] * len(cheapest), [0] * len(cheapest)
+    envelope: list[int] = []
+    best = 0
+    for end in range(1, len(cheapest)):
+        line = end - 1
+        while len(envelope) - best >= 2 and _is_hidden(envelope[-2], envelope[-1], line, cheapest, before):
+            envelope.pop()
+        envelope.append(line)
+        edge = lengths[end - 1]
+        while best + 1 < len(envelope) and (
+            cheapest[envelope[best + 1]] - edge * before[envelope[best + 1]]
+            <= cheapest[envelope[best]] - edge * before[envelope[best]]
+        ):
+            best += 1
+        start = envelope[best]
+        costs[end], cut[end] = cheapest[start] + edge * (before[end] - before[start]), start
+    return costs, cut
+
+
+def _is_hidden(left: int, middle: int, right: int, cheapest: list[int], before: list[int]) -> bool:
+    """True if the middle line is nowhere below both others."""
+    return (cheapest[right] - cheapest[left]) * (before[middle] - before[left]) <= (
+        cheapest[middle] - cheapest[left]
+    ) * (before[right] - before[left])
+
+
 def assign_buckets(num_tokens: ArrayLike, edges: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]:
     """Find the bucket of every sample: the smallest edge that is not below its length.
 

@@ -25,8 +25,7 @@ class BatchLengths:
         min_tokens: Shortest sample.
         max_tokens: Longest sample.
         num_tokens: Real tokens.
-        num_padded_tokens: Padding included: rows x longest row, rounded up to ``pad_to_multiple_of``; a packed batch
-            is one row of ``token_budget``.
+        num_padded_tokens: Padding included: rows x longest row; a packed batch is one row of ``token_budget``.
     """
 
     num_samples: Counts
@@ -48,8 +47,6 @@ def batch_lengths(plan: BatchPlan, num_tokens: ArrayLike) -> BatchLengths:
         return BatchLengths(**dict.fromkeys(BatchLengths.__dataclass_fields__, np.zeros(0, dtype=np.int64)))
     starts, sizes = plan.offsets[:-1], np.diff(plan.offsets)
     totals, longest = np.add.reduceat(lengths, starts), np.maximum.reduceat(lengths, starts)
-    multiple = int(plan.settings.get("pad_to_multiple_of", 1))
-    width = -(-longest // multiple) * multiple
     return BatchLengths(
         num_samples=sizes,
         min_tokens=np.minimum.reduceat(lengths, starts),
@@ -58,7 +55,7 @@ def batch_lengths(plan: BatchPlan, num_tokens: ArrayLike) -> BatchLengths:
         num_padded_tokens=np.where(
             plan.bucket_ids == PACKED_BUCKET_ID,
             np.maximum(totals, int(plan.settings.get("token_budget", 0))),
-            sizes * width,
+            sizes * longest,
         ),
     )
 

@@ -96,5 +96,6 @@ def plan_stores(columns: JoinedColumns, settings: PlanSettings, loss: LossSectio
         settings,
         anchors_per_sample(columns.num_valid_anchors[rows], loss.num_anchors, loss.anchor_rule),
         rows=rows,
+        store_ids=columns.store_ids[rows],
         store_fingerprint=columns.fingerprint,
     )

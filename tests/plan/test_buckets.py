@@ -1,10 +1,12 @@
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan.plan_cases import lognormal_lengths
 
-from dflash_tools.plan.buckets import FOUNDING_EDGES, assign_buckets, choose_edges
+from dflash_tools.plan.buckets import FOUNDING_EDGES, assign_buckets, choose_edges, choose_edges_optimal
 
 
 @pytest.mark.parametrize("bucket_id", range(6))
@@ -44,3 +46,34 @@ def test_as_many_buckets_as_asked_if_lengths_allow(lengths, count):
     assert len(edges) == min(count, len(set(lengths)))
     assert edges[-1] == max(lengths)
     assert len(set(assign_buckets(lengths, edges))) == len(edges)
+
+
+def padding(lengths, edges):
+    return sum(
+        int(edges[bucket_id]) - length
+        for bucket_id, length in zip(assign_buckets(lengths, edges), lengths, strict=True)
+    )
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(1, 4))
+def test_optimal_edges_pad_least(lengths, count):
+    edges = choose_edges_optimal(lengths, count)
+    distinct = sorted(set(lengths))
+    assert len(edges) == min(count, len(distinct))
+    assert edges[-1] == distinct[-1]
+    assert (np.diff(edges) > 0).all()
+    every = ([*inner, distinct[-1]] for inner in combinations(distinct[:-1], len(edges) - 1))
+    assert padding(lengths, edges) == min(padding(lengths, candidate) for candidate in every)
+
+
+def test_optimal_edges_beat_equal_mass_on_the_mix():
+    lengths = lognormal_lengths()
+    assert padding(lengths, choose_edges_optimal(lengths, 6)) < padding(lengths, choose_edges(lengths, 6))
+
+
+@pytest.mark.parametrize("choose", [choose_edges, choose_edges_optimal])
+def test_edges_need_samples_and_a_bucket(choose):
+    with pytest.raises(ValueError, match="at least one sample"):
+        choose([], 3)
+    with pytest.raises(ValueError, match="at least 1 bucket"):
+        choose([5], 0)

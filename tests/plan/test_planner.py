@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan.plan_cases import EDGES, length_lists, lognormal_mix, ready_made_lengths
 
+from dflash_tools.contracts.fingerprint import fingerprint_of_arrays
 from dflash_tools.errors import ConfigError
 from dflash_tools.plan import PlanSettings, build_plan
 from dflash_tools.plan.buckets import assign_buckets
@@ -113,17 +114,20 @@ def test_global_random_state_does_not_reach_the_plan():
 
 
 def test_the_plan_is_the_same_everywhere():
-    """A pinned fingerprint: a change of order between versions of anything must be seen, not met in a resume."""
+    """Pinned: an order that changes with a version of anything must be seen here, not met in a resume."""
     lengths = np.arange(1, 400)
-    plan = build_plan(lengths, assign_buckets(lengths, [100, 200, 400]), PlanSettings(token_budget=2000, num_epochs=2))
-    assert hash_of(plan) == "763fb2c2a9cae8e4"
-
-
-def hash_of(plan):
-    """Identity of the columns alone, without the settings."""
-    from dflash_tools.contracts.fingerprint import fingerprint_of_arrays
-
-    return fingerprint_of_arrays(plan.epochs, plan.steps, plan.bucket_ids, plan.offsets, plan.sample_rows)[:16]
+    bucket_ids = assign_buckets(lengths, [100, 200, 400])
+    pinned = {
+        "interleave": "2f751df396d48026",
+        "weighted": "ebe78f9f68d6cfaa",
+        "shuffle": "904ac1f903410a83",
+        "sequential": "47673ce718d815a3",
+        "packed": "f766b99acee587c4",
+    }
+    for strategy, fingerprint in pinned.items():
+        plan = build_plan(lengths, bucket_ids, PlanSettings(strategy=strategy, token_budget=2000, num_epochs=2))
+        columns = (plan.epochs, plan.steps, plan.bucket_ids, plan.offsets, plan.sample_rows)
+        assert fingerprint_of_arrays(*columns)[:16] == fingerprint, strategy
 
 
 def test_another_process_makes_the_same_plan():
