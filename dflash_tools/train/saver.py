@@ -39,10 +39,14 @@ class CheckpointSaver:
         Raises:
             NonFiniteWeightsError: If a save was refused.
         """
+        self.join()
+        self.check()
+
+    def join(self) -> None:
+        """Wait for the save in flight, whatever it comes to."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self.check()
 
     def check(self) -> None:
         """Raise what a finished save found, without waiting.

@@ -1,0 +1,139 @@
+"""One optimizer update: gradients of all batches of the step, divided once by the step's total label weight.
+
+The gradient of a step is that of (sum of slot weight x loss) / (sum of slot weights) over every batch on every rank, so
+how a step is cut into batches and ranks does not matter but for the order of float additions.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dflash_tools.drafter.frozen import FrozenTarget
+from dflash_tools.drafter.loss import LossSums, block_loss
+from dflash_tools.drafter.model import AttentionPath, DFlashDrafter
+from dflash_tools.train.batch import Batch
+from dflash_tools.train.figures import figures_row, num_columns
+from dflash_tools.train.optimizer import set_learning_rate, trainable_parameters
+from dflash_tools.train.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What became of the gradient of a step."""
+
+    grad_norm: float  # before clipping; 0 without any supervised slot
+    skipped: bool  # the gradient was not finite
+
+
+class Learner:
+    """The drafter, its optimizer and one flat gradient, which all batches of a step are added into."""
+
+    def __init__(
+        self,
+        model: DFlashDrafter,
+        optimizer: torch.optim.Optimizer,
+        frozen: FrozenTarget,
+        *,
+        attention: AttentionPath,
+        max_grad_norm: float,
+        world: World,
+    ) -> None:
+        """Give every parameter a view of one zeroed buffer as its gradient."""
+        self.model = model
+        self.optimizer = optimizer
+        self.world = world
+        self._frozen = frozen
+        self._attention = attention
+        self._max_grad_norm = max_grad_norm
+        parameters = list(trainable_parameters(model).values())
+        self.device = parameters[0].device
+        self._gradient = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float32, device=self.device)
+        start = 0
+        for parameter in parameters:
+            parameter.grad = self._gradient[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained parameters."""
+        return self._gradient.numel()
+
+    def make_table(self, num_batches: int) -> Tensor:
+        """Room for the figures of some batches, zeroed. Shape: (num_batches, num_columns), float64."""
+        shape = (num_batches, num_columns(self.model.config.block_size))
+        return torch.zeros(shape, dtype=torch.float64, device=self.device)
+
+    def accumulate(self, batch: Batch, row: Tensor) -> None:
+        """Add the gradient of one batch's weighted sum.
+
+        Args:
+            batch: Any number of blocks, also none.
+            row: Gets the batch's figures. Shape: (num_columns,).
+        """
+        if len(batch.blocks) == 0:
+            return
+        batch = batch.to(self.device)
+        sums = self._forward(batch)
+        sums.weighted_sum.backward()  # type: ignore[no-untyped-call]
+        row.copy_(figures_row(sums, batch.blocks))
+
+    @torch.no_grad()
+    def measure(self, batch: Batch, row: Tensor) -> None:
+        """Compute the figures of one batch; nothing of the training state is touched."""
+        if len(batch.blocks) == 0:
+            return
+        batch = batch.to(self.device)
+        row.copy_(figures_row(self._forward(batch), batch.blocks))
+
+    def probe(self, batch: Batch) -> None:
+        """Run forward and backward of a batch for its memory alone; the gradient is dropped."""
+        self.accumulate(batch, self.make_table(1)[0])
+        self._gradient.zero_()
+
+    @torch.no_grad()
+    def update(self, label_weight: float, learning_rate: float) -> Update:
+        """Combine the gradients of all ranks and make one update.
+
+        Args:
+            label_weight: Sum of the slot weights of the whole step, on all ranks.
+            learning_rate: Of this update.
+
+        Returns:
+            The norm before clipping. A gradient that is not finite, or of no supervised slot at all, leaves weights,
+            moments and the optimizer's count untouched.
+        """
+        gradient = self._gradient
+        self.world.sum_in_place(gradient)
+        if label_weight == 0:
+            gradient.zero_()
+            return Update(grad_norm=0.0, skipped=False)
+        gradient.div_(label_weight)
+        grad_norm = float(torch.linalg.vector_norm(gradient))
+        finite = math.isfinite(grad_norm)
+        if finite:
+            if grad_norm > self._max_grad_norm:
+                gradient.mul_(self._max_grad_norm / grad_norm)
+            set_learning_rate(self.optimizer, learning_rate)
+            self.optimizer.step()
+        gradient.zero_()
+        return Update(grad_norm=grad_norm, skipped=not finite)
+
+    def _forward(self, batch: Batch) -> LossSums:
+        hidden_ASH = self.model(batch.context, batch.blocks, self._frozen.embedding_VH, self._attention)
+        return block_loss(hidden_ASH, batch.blocks, self._frozen.head)
+
+
+def name_batches(batches: Sequence[int], table: Tensor, sample_ids: Sequence[Sequence[str]]) -> str:
+    """Name the batches to suspect after a gradient that was not finite: those with such a loss, else all of the step.
+
+    Args:
+        batches: Positions of the step's batches in the plan.
+        table: Their figures, on the CPU. Shape: (num_batches, num_columns).
+        sample_ids: Samples of each batch.
+    """
+    suspects = [i for i, loss in enumerate(table[:, 0].tolist()) if not math.isfinite(loss)]
+    named = [f"batch {batches[i]} (samples {', '.join(sample_ids[i])})" for i in suspects or range(len(batches))]
+    return ("loss not finite in " if suspects else "all losses finite, gradient not: ") + "; ".join(named)
