@@ -24,6 +24,7 @@ from dflash_tools.contracts.run_folder import (
     STATE_FILE,
     checkpoint_dir,
     list_checkpoints,
+    read_state,
 )
 from dflash_tools.errors import UserError
 
@@ -105,6 +106,12 @@ def verify_checkpoint(checkpoint: Path, snapshot: Snapshot) -> None:
                 raise OSError(f"{checkpoint}: {name} reads back differently than it was saved")
 
 
+def update_state(checkpoint: Path, state: TrainState) -> None:
+    """Replace ``state.json`` of a checkpoint whose tensors stay, after an evaluation that a signal had put off."""
+    files = read_state(checkpoint, deep=False).files
+    _write_state(checkpoint, state.model_copy(update={"files": files}))
+
+
 def remove_old_checkpoints(run_dir: Path, *, newest: int, keep: int, best: int | None) -> list[Path]:
     """Delete all but the newest ``keep`` and the best checkpoint.
 
@@ -163,10 +170,14 @@ def _fill(folder: Path, snapshot: Snapshot) -> None:
             raise OSError(str(error)) from None
         _flush(path)
         files[name] = (path.stat().st_size, checksum_of_file(path))
-    state = snapshot.state.model_copy(update={"files": files})
-    path = folder / STATE_FILE
-    path.write_text(state.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    _flush(path)
+    _write_state(folder, snapshot.state.model_copy(update={"files": files}))
+
+
+def _write_state(folder: Path, state: TrainState) -> None:
+    unfinished = folder / f"{STATE_FILE}.unfinished"
+    unfinished.write_text(state.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    _flush(unfinished)
+    unfinished.rename(folder / STATE_FILE)
     _flush(folder)
 
 

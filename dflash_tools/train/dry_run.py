@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from dflash_tools.train.loop import Work, probe_largest_batch
 from dflash_tools.train.step import Learner
+from dflash_tools.train.work import Work, probe_largest_batch
 
 MASTER_BYTES = 16
 """Per parameter: float32 weight, gradient and two moments."""

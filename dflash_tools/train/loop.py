@@ -1,73 +1,32 @@
 """The training loop: step, log, evaluate, save, until the plan ends or a signal asks to stop."""
 
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dflash_tools.config import TrainConfig
-from dflash_tools.contracts.plan import BatchPlan
 from dflash_tools.contracts.record import StepRecord, TrainState
+from dflash_tools.contracts.run_folder import checkpoint_dir
 from dflash_tools.errors import Interrupted, UserError
-from dflash_tools.train.batch import Batch, BatchReader, BatchRequest
-from dflash_tools.train.checkpoint import take_snapshot
+from dflash_tools.train.batch import Batch, BatchRequest
+from dflash_tools.train.checkpoint import take_snapshot, update_state
 from dflash_tools.train.curves import Curves
 from dflash_tools.train.evaluation import evaluate_held_out, make_evaluation_record
 from dflash_tools.train.feed import Feed
 from dflash_tools.train.figures import pool
 from dflash_tools.train.optimizer import optimizer_tensors
 from dflash_tools.train.progress import TrainProgress
-from dflash_tools.train.records import Composition, StepResult, Timing
-from dflash_tools.train.requests import batches_of_rank, plan_request
+from dflash_tools.train.records import StepResult, Timing
 from dflash_tools.train.run_log import RunLog
 from dflash_tools.train.saver import CheckpointSaver
 from dflash_tools.train.schedule import learning_rate_at
 from dflash_tools.train.signals import StopSignal
 from dflash_tools.train.step import Learner, Update, name_batches
+from dflash_tools.train.work import Work
 
 MAX_SKIPPED_IN_A_ROW = 10
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Work:
-    """What a run trains on.
-
-    Attributes:
-        config: All settings.
-        plan: Every batch of the run.
-        reader: Makes batches from the stores.
-        anchors_of_row: Blocks of every sample row in every epoch. Shape: (num_samples,).
-        costs: Work of every batch of the plan. Shape: (num_batches,).
-        composition: Sizes of every batch of the plan.
-        held_out: The evaluation's batches; none if nothing is held out.
-    """
-
-    config: TrainConfig
-    plan: BatchPlan
-    reader: BatchReader
-    anchors_of_row: NDArray[np.int64]
-    costs: NDArray[np.float64]
-    composition: Composition
-    held_out: Sequence[BatchRequest]
-
-    def request(self, batch: int) -> BatchRequest:
-        """Ask for one batch of the plan."""
-        return plan_request(self.plan, batch, self.reader.samples, self.anchors_of_row)
-
-    def batches_of_rank(self, step: int, rank: int, world_size: int) -> list[int]:
-        """Batches of a step that a rank computes, ascending."""
-        return batches_of_rank(self.plan, self.costs, step, rank=rank, world_size=world_size)
-
-    def requests(self, from_step: int, rank: int, world_size: int) -> Iterator[BatchRequest]:
-        """Ask for a rank's batches of every step from ``from_step`` on, in plan order."""
-        for step in range(from_step, self.plan.num_steps):
-            for batch in self.batches_of_rank(step, rank, world_size):
-                yield self.request(batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +87,7 @@ class TrainingLoop:
             max_bytes=work.config.hardware.prefetch_bytes,
         )
         with self._stop, feed:
-            signum = self._evaluate_if_due()
+            signum = self._evaluate_first()
             while not signum and self.state.step < work.plan.num_steps:
                 signum = self._train_step(feed) or self._evaluate_if_due()
                 self._save_if_due(signum)
@@ -141,14 +100,13 @@ class TrainingLoop:
         step = self.state.step
         batches = work.plan.batches_of_step(step)
         shares = [work.batches_of_rank(step, rank, world.size) for rank in range(world.size)]
-        table = self._learner.make_table(len(batches) + 1)  # the last row carries signals
+        table = self._learner.make_table(len(batches))
         for batch in shares[world.rank]:
             self._learner.accumulate(next(feed), table[batch - batches.start])
-        self._mark_signal(table)
         world.sum_in_place(table)
         table = table.cpu()
         learning_rate = learning_rate_at(step, work.plan.num_steps, work.config.optimizer)
-        update = self._learner.update(pool(table[:-1]).label_weight, learning_rate)
+        update = self._learner.update(pool(table).label_weight, learning_rate)
         self._count(update)
         wait_seconds = feed.wait_seconds - waited
         timing = Timing(
@@ -161,7 +119,7 @@ class TrainingLoop:
             step=step,
             attempt=self.state.attempt,
             ranks=tuple(rank_of_batch[batch] for batch in batches),
-            table=table[:-1],
+            table=table,
             grad_norm=update.grad_norm,
             learning_rate=learning_rate,
             skipped=update.skipped,
@@ -169,7 +127,7 @@ class TrainingLoop:
         )
         self._write(work.composition.make_record(result))
         self._stop_if_hopeless(batches, table)
-        return self._read_signal(table)
+        return self._agree_on_signal()
 
     def _count(self, update: Update) -> None:
         state = self.state
@@ -186,7 +144,7 @@ class TrainingLoop:
             return
         requests = [self._work.request(batch) for batch in batches]
         ids = self._work.reader.samples.sample_ids
-        suspects = name_batches(batches, table[:-1], [[str(ids[row]) for row in r.rows] for r in requests])
+        suspects = name_batches(batches, table, [[str(ids[row]) for row in r.rows] for r in requests])
         raise UserError(
             f"{MAX_SKIPPED_IN_A_ROW} steps in a row had gradients that are not finite, the last one step "
             f"{self.state.step - 1}: {suspects}. No update was made since step "
@@ -202,6 +160,15 @@ class TrainingLoop:
         self._outputs.log.write_step(record)
         self._outputs.curves.write_step(record)
         self._progress.show_step(record)
+
+    def _evaluate_first(self) -> int:
+        """Evaluate the weights that the run starts from, unless that is on record."""
+        before = self.state
+        signum = self._evaluate_if_due()
+        if self.state is not before and self._outputs is not None:
+            # These weights were saved before they could be evaluated: their checkpoint learns that it is the best.
+            update_state(checkpoint_dir(self._outputs.run_dir, self.state.step), self.state)
+        return signum
 
     def _evaluate_if_due(self) -> int:
         """Evaluate if it is time and not on record yet. Returns the signal that cut it short, or 0."""
@@ -265,36 +232,13 @@ class TrainingLoop:
         if signum:
             raise Interrupted(signum)
 
-    def _mark_signal(self, table: Tensor) -> None:
-        if self._stop.signum:
-            table[-1, 0] = float(self._stop.signum)
-            table[-1, 1] = 1.0
-
-    def _read_signal(self, table: Tensor) -> int:
-        total, count = table[-1, :2].tolist()
-        # Ranks normally get the same signal; of different ones any will do.
-        return round(total / count) if count else 0
-
     def _agree_on_signal(self) -> int:
-        table = self._learner.make_table(1)
-        self._mark_signal(table)
-        self._learner.world.sum_in_place(table)
-        return self._read_signal(table.cpu())
-
-
-def probe_largest_batch(learner: Learner, work: Work) -> None:
-    """Compute the batch that needs the most memory, without an update, so that running out of it shows at once.
-
-    Raises:
-        UserError: If memory does not suffice.
-    """
-    batch = int(np.argmax(work.costs))
-    request = work.request(batch)
-    try:
-        learner.probe(work.reader.read(request))
-    except torch.OutOfMemoryError:
-        raise UserError(
-            f"out of memory on the largest batch of the plan (batch {batch}: {len(request.rows)} samples, "
-            f"{int(request.num_tokens.sum())} tokens, {int(request.num_anchors.sum())} blocks), before step 0. "
-            "Set plan.anchor_budget or lower plan.token_budget or loss.num_anchors"
-        ) from None
+        """Find out whether any rank has got a signal; 0 if none. Every rank gets the same answer."""
+        world = self._learner.world
+        if world.size == 1:
+            return self._stop.signum
+        # One place per rank, so that different signals do not add up to a third.
+        signals = torch.zeros(world.size, dtype=torch.int64, device=self._learner.device)
+        signals[world.rank] = self._stop.signum
+        world.sum_in_place(signals)
+        return int(signals.max())

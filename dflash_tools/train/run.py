@@ -25,7 +25,7 @@ from dflash_tools.train.checkpoint import load_checkpoint, remove_unfinished
 from dflash_tools.train.curves import Curves
 from dflash_tools.train.dry_run import describe_run
 from dflash_tools.train.folder import earlier_attempts, make_attempt, refuse_used_folder, write_run_files
-from dflash_tools.train.loop import Outputs, TrainingLoop, Work, probe_largest_batch
+from dflash_tools.train.loop import Outputs, TrainingLoop
 from dflash_tools.train.optimizer import build_optimizer, load_optimizer_tensors
 from dflash_tools.train.progress import TrainProgress
 from dflash_tools.train.records import Composition
@@ -36,6 +36,7 @@ from dflash_tools.train.saver import CheckpointSaver
 from dflash_tools.train.step import Learner
 from dflash_tools.train.stores import Samples, anchors_of_rows, open_samples, plan_training
 from dflash_tools.train.summary import summarise_run
+from dflash_tools.train.work import Work, probe_largest_batch
 from dflash_tools.train.world import World, choose_device, choose_threads, join_world
 
 _LIBRARIES = ("numpy", "safetensors", "torch")
