@@ -47,7 +47,7 @@ def make_store(
     target: bool = True,
     finish: bool = True,
 ) -> Path:
-    """Write a store.
+    """Write a store; one that was stopped half-way goes on.
 
     Args:
         path: Its folder.
@@ -98,7 +98,8 @@ def make_store(
     (path / "extraction.json").write_text(json.dumps({"seed": seed}) + "\n")
     writer = StoreWriter(path, shape, layout.buckets)
     writer.create_arrays()
-    for bucket_id, shard_id in writer.shards():
+    writer.clean_uncommitted()
+    for bucket_id, shard_id in sorted(set(writer.shards()) - writer.committed()):
         samples = layout.row_order[list(writer.rows_of(bucket_id, shard_id))]
         writer.write_tokens(bucket_id, shard_id, [tokens[i][0] for i in samples], [tokens[i][1] for i in samples])
         writer.write_shard(

@@ -56,11 +56,11 @@ class StoreLock:
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise StoreError(self._refusal(read_holder(self.path))) from None
+                raise StoreError(self._refusal(_holder(descriptor))) from None
             if not _is_same_file(descriptor, self.path):
                 os.close(descriptor)
                 return None
-            holder = read_holder(self.path)
+            holder = _holder(descriptor)
             if holder is not None and holder[0] != socket.gethostname():
                 raise StoreError(
                     f"{self._refusal(holder)} If that process is gone, remove {self.path} and run extract again"
@@ -78,12 +78,12 @@ class StoreLock:
         return f"{self.path.parent}: {who} extracts into this store; wait for it or stop it first."
 
 
-def read_holder(path: Path) -> tuple[str, int] | None:
-    """Host and process id in a lock file; None if there is none, or it is still being written."""
+def _holder(descriptor: int) -> tuple[str, int] | None:
+    """Host and process id in an open lock file; None if nothing whole stands there."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(os.pread(descriptor, 4096, 0))
         return str(document["host"]), int(document["pid"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

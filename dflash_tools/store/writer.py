@@ -27,7 +27,7 @@ from dflash_tools.store.arrays import (
 )
 from dflash_tools.store.bf16 import all_finite
 from dflash_tools.store.files import TEMP_SUFFIX, make_folder, write_file
-from dflash_tools.store.fp8 import encode_fp8, measure_error
+from dflash_tools.store.fp8 import encode_fp8, measure_error, relative_errors
 from dflash_tools.store.index import index_fingerprint, read_index
 from dflash_tools.store.lock import LOCK_NAME
 from dflash_tools.store.manifest_file import MANIFEST_NAME, write_manifest
@@ -221,22 +221,27 @@ class StoreWriter:
                 f"{self.store}: {len(missing)} of {len(self._rows)} shards are not written, the first is bucket "
                 f"{bucket_id}, shard {shard_id}; run extract again, or with --close to finish over what is there"
             )
-        num_bytes, named = 0, set()
-        for bucket_id, shard_id in self.shards():
-            record = commit.read_record(self.store, bucket_id, shard_id)
+        records = [commit.read_record(self.store, *key) for key in self.shards()]
+        num_bytes, named = 0, {MANIFEST_NAME, LOCK_NAME}
+        errors = []
+        for record in records:
             assert record is not None
             num_bytes += sum(size for size, _ in record.files.values())
-            named |= {*record.files, commit.record_name(bucket_id, shard_id), MANIFEST_NAME, LOCK_NAME}
+            named |= {*record.files, commit.record_name(record.bucket_id, record.shard_id)}
+            if record.fp8_error is not None:
+                errors.append(record.fp8_error)
         files = {
             path.relative_to(self.store).as_posix(): (path.stat().st_size, checksum_of_file(path))
             for path in _files_below(self.store)
             if path.relative_to(self.store).as_posix() not in named
         }
-        filled = {
+        filled: dict[str, Any] = {
             "num_bytes": num_bytes,
             "index_fingerprint": index_fingerprint(self.index),
             "files": dict(sorted(files.items())),
         }
+        if errors:
+            filled["fp8_error"], filled["fp8_first_token_error"] = relative_errors(errors)
         return write_manifest(self.store, manifest.model_copy(update=filled))
 
     def free_bytes(self) -> int:
