@@ -86,7 +86,7 @@ def build_layout(
         wanted = max(shard_bytes // bytes_per_token, forward_token_budget, int(aligned.max(initial=1)))
         # A bucket smaller than a shard gets a shard of its own size.
         shard_tokens = int(_round_up(min(wanted, max(int(aligned.sum()), 1)), chunk_tokens))
-        order, shard_of = _fill_shards(aligned, shard_tokens, generator)
+        order, shard_of = _fill_shards(lengths[samples], aligned, shard_tokens, generator)
         num_shards = int(shard_of[-1]) + 1 if len(order) else 0
         ordered = samples[order]
         shard_ids[ordered] = shard_of
@@ -187,7 +187,7 @@ def _round_up(values: NDArray[np.int64] | int, multiple: int) -> NDArray[np.int6
 
 
 def _fill_shards(
-    aligned: NDArray[np.int64], shard_tokens: int, generator: np.random.Generator
+    lengths: NDArray[np.int64], aligned: NDArray[np.int64], shard_tokens: int, generator: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw samples into groups, sort each group by length and cut it into shards.
 
@@ -198,7 +198,7 @@ def _fill_shards(
     ends = np.cumsum(aligned[drawn])
     group_of = (ends - 1) // (SHARDS_PER_GROUP * shard_tokens)
     # Stable: equal lengths keep the drawn order.
-    order = drawn[np.lexsort((aligned[drawn], group_of))]
+    order = drawn[np.lexsort((lengths[drawn], group_of))]
     groups = np.sort(group_of)
     ends = np.cumsum(aligned[order])
     shard_of = np.zeros(len(order), dtype=np.int64)
