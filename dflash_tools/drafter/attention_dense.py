@@ -3,8 +3,6 @@
 Plain and slow; every other path must equal it in outputs and gradients.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -38,9 +36,6 @@ def make_dense_attend(context: Context, blocks: Blocks, sliding_window: int | No
         return mixed[0].transpose(0, 1).reshape(num_blocks, block_size, num_heads, head_dim)
 
     return attend
-
-
-MakeAttend = Callable[[Context, Blocks, int | None], Attend]
 
 
 def _mask(context: Context, blocks: Blocks, window: int | None) -> Tensor:

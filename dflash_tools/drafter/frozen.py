@@ -42,6 +42,18 @@ class Head:
             logits_NV = torch.tanh(logits_NV / self.softcap) * self.softcap
         return logits_NV
 
+    def backward(self, slopes_NV: Tensor, logits_NV: Tensor) -> Tensor:
+        """Turn the gradient with respect to the logits into that of the rows. Shape: (N, H).
+
+        Args:
+            slopes_NV: Gradient with respect to the logits.
+            logits_NV: What ``logits`` gave.
+        """
+        if self.softcap is not None:
+            slopes_NV = slopes_NV * (1 - (logits_NV / self.softcap).square())
+        gradient_NH = slopes_NV @ self.weight_VH
+        return gradient_NH * self.scale if self.scale != 1.0 else gradient_NH
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FrozenTarget:

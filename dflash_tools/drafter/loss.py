@@ -48,8 +48,7 @@ class LossSums:
 def block_loss(hidden_ASH: Tensor, blocks: Blocks, head: Head) -> LossSums:
     """Sum the weighted cross-entropy of all supervised slots.
 
-    Only supervised slots go through the head, ``CHUNK_ROWS`` at a time; the gradient with respect to the hidden states
-    is made in the same pass, so logits are never kept nor made twice. The head is frozen and gets no gradient.
+    Only supervised slots go through the head.
 
     Args:
         hidden_ASH: What the drafter returns.
@@ -59,49 +58,65 @@ def block_loss(hidden_ASH: Tensor, blocks: Blocks, head: Head) -> LossSums:
     Returns:
         The sums; a batch without a supervised slot gives 0 and a zero gradient.
     """
-    rows_N = (blocks.labels_AS.flatten() >= 0).nonzero()[:, 0]
-    hidden_NH = hidden_ASH.flatten(0, 1).index_select(0, rows_N)
-    labels_N = blocks.labels_AS.flatten()[rows_N]
-    weights_N = blocks.weights_AS.flatten()[rows_N]
-    sums: tuple[Tensor, ...] = _WeightedCrossEntropy.apply(hidden_NH, labels_N, weights_N, head)  # type: ignore[no-untyped-call]
-    weighted_sum, losses_N, correct_N = sums
     shape = blocks.labels_AS.shape
-    loss_AS = torch.zeros(shape, device=losses_N.device).flatten().index_copy(0, rows_N, losses_N * weights_N)
-    correct_AS = torch.zeros(shape, dtype=torch.bool, device=losses_N.device).flatten().index_copy(0, rows_N, correct_N)
+    rows_N = (blocks.labels_AS.flatten() >= 0).nonzero()[:, 0]
+    labels_N = blocks.labels_AS.flatten()[rows_N]
+    hidden_NH = hidden_ASH.flatten(0, 1).index_select(0, rows_N)
+    losses_N, correct_N = cross_entropy_rows(hidden_NH, labels_N, head)
+    loss_AS = losses_N.new_zeros(shape).flatten().index_copy(0, rows_N, losses_N).view(shape) * blocks.weights_AS
+    correct_AS = correct_N.new_zeros(shape).flatten().index_copy(0, rows_N, correct_N).view(shape)
     return LossSums(
-        weighted_sum=weighted_sum,
+        weighted_sum=loss_AS.sum(),
         label_weight=blocks.label_weight,
-        loss_A=loss_AS.view(shape).sum(dim=1),
-        correct_AS=correct_AS.view(shape),
+        loss_A=loss_AS.detach().sum(dim=1),
+        correct_AS=correct_AS,
         supervised_A=blocks.supervised_A,
     )
 
 
-class _WeightedCrossEntropy(torch.autograd.Function):
-    """Sum of weight x (logsumexp(logits) - logits[label]), with the gradient made chunk by chunk on the way."""
+def cross_entropy_rows(hidden_NH: Tensor, labels_N: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+    """Compute the cross-entropy of each row against its label, ``CHUNK_ROWS`` rows of logits at a time.
 
+    The gradient of each row is made in the same pass (a row's loss depends on that row alone), so logits are neither
+    kept nor made twice. The head is frozen and gets no gradient.
+
+    Args:
+        hidden_NH: Rows after the drafter's final norm.
+        labels_N: A label for each row.
+        head: The target's head.
+
+    Returns:
+        Losses, differentiable, in float32 or wider; and whether the first guess equals the label. Shape: (N,) each.
+    """
+    losses_N, correct_N = _CrossEntropyRows.apply(hidden_NH, labels_N, head)  # type: ignore[no-untyped-call]
+    return losses_N, correct_N
+
+
+class _CrossEntropyRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_NH: Tensor, labels_N: Tensor, weights_N: Tensor, head: Head) -> tuple[Tensor, ...]:
-        needs_gradient = hidden_NH.requires_grad
-        gradient_NH = torch.empty_like(hidden_NH) if needs_gradient else None
-        losses_N = torch.empty(len(labels_N), dtype=torch.float32, device=hidden_NH.device)
+    def forward(ctx: Any, hidden_NH: Tensor, labels_N: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+        gradient_NH = torch.empty_like(hidden_NH) if hidden_NH.requires_grad else None
+        wide = torch.promote_types(hidden_NH.dtype, torch.float32)
+        losses_N = torch.empty(len(labels_N), dtype=wide, device=hidden_NH.device)
         correct_N = torch.empty(len(labels_N), dtype=torch.bool, device=hidden_NH.device)
         for first in range(0, len(labels_N), CHUNK_ROWS):
-            chunk = slice(first, first + CHUNK_ROWS)
-            labels = labels_N[chunk]
-            with torch.set_grad_enabled(needs_gradient):
-                hidden = hidden_NH[chunk].detach().requires_grad_(needs_gradient)
-                logits = head.logits(hidden)
-                losses = torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none")
-            losses_N[chunk] = losses.detach()
-            correct_N[chunk] = logits.detach().argmax(dim=-1) == labels
+            rows, labels_N1 = slice(first, first + CHUNK_ROWS), labels_N[first : first + CHUNK_ROWS, None]
+            logits_NV = head.logits(hidden_NH[rows])
+            top_N1, guess_N1 = logits_NV.max(dim=-1, keepdim=True)
+            probabilities_NV = logits_NV.softmax(dim=-1)
+            # logsumexp without another pass over the vocabulary: the top logit less its log-probability.
+            log_sum_N1 = top_N1.to(wide) - probabilities_NV.gather(1, guess_N1).to(wide).log()
+            losses_N[rows] = (log_sum_N1 - logits_NV.gather(1, labels_N1))[:, 0]
+            correct_N[rows] = (guess_N1 == labels_N1)[:, 0]
             if gradient_NH is not None:
-                (gradient_NH[chunk],) = torch.autograd.grad(losses, hidden, weights_N[chunk])
+                minus_one = -torch.ones_like(labels_N1, dtype=logits_NV.dtype)
+                slopes_NV = probabilities_NV.scatter_add_(1, labels_N1, minus_one)
+                gradient_NH[rows] = head.backward(slopes_NV, logits_NV)
         ctx.save_for_backward(gradient_NH)
-        ctx.mark_non_differentiable(losses_N, correct_N)
-        return (losses_N * weights_N).sum(), losses_N, correct_N
+        ctx.mark_non_differentiable(correct_N)
+        return losses_N, correct_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
         (gradient_NH,) = ctx.saved_tensors
-        return gradients[0].to(gradient_NH.dtype) * gradient_NH, None, None, None
+        return (gradients[0][:, None] * gradient_NH).to(gradient_NH.dtype), None, None

@@ -13,11 +13,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dflash_tools.drafter.attention_dense import make_dense_attend
+from dflash_tools.drafter.attention_flex import make_flex_attend
+from dflash_tools.drafter.attention_split import make_split_attend
 from dflash_tools.drafter.blocks import Blocks, Context
 from dflash_tools.drafter.config import DrafterConfig
 from dflash_tools.drafter.layers import Attend, DecoderLayer, Linear, RMSNorm, Rotation, make_rotation
+from dflash_tools.errors import ConfigError
 
 AttentionPath = Literal["dense", "split", "flex"]
+
+
+def resolve_attention(setting: Literal["auto", "dense", "split", "flex"], device: torch.device) -> AttentionPath:
+    """Choose the attention path: flex on CUDA, split elsewhere, unless one is named.
+
+    Raises:
+        ConfigError: If flex is asked for on a device where it has no gradient.
+    """
+    if setting == "auto":
+        return "flex" if device.type == "cuda" else "split"
+    if setting == "flex" and device.type != "cuda":
+        raise ConfigError(
+            f'hardware.attention = "flex" needs CUDA (flex attention has no gradient on {device.type}); use "auto"'
+        )
+    return setting
 
 
 @dataclass(slots=True)
@@ -86,7 +104,7 @@ class DFlashDrafter(nn.Module):
             What the target's head reads. Shape: (A, S, H).
         """
         dtype = embedding_VH.dtype
-        attend = make_dense_attend(context, blocks, self.config.sliding_window)
+        attend = self._make_attend(context, blocks, attention)
         context_TH = self.project_context(context.hidden_states_TKH.to(dtype))
         at_tokens = self._rotation(context.positions_T, dtype)
         at_slots = self._rotation(blocks.positions_AS, dtype)
@@ -148,6 +166,14 @@ class DFlashDrafter(nn.Module):
             x_BSH = layer(x_BSH, rotation, (keys, values), attend)
         hidden_BSH: Tensor = self.norm(x_BSH)
         return hidden_BSH
+
+    def _make_attend(self, context: Context, blocks: Blocks, path: AttentionPath) -> Attend:
+        window = self.config.sliding_window
+        if path == "split":
+            return make_split_attend(context, blocks, self.config.num_attention_heads, window)
+        if path == "flex":
+            return make_flex_attend(context, blocks, window)
+        return make_dense_attend(context, blocks, window)
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         return make_rotation(positions, self.config.head_dim, self.config.rope_theta, dtype)
