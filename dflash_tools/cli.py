@@ -100,7 +100,8 @@ def train(
     from dflash_tools.train.run import run_training
 
     summary = run_training(settings, stores, run, resume=resume, dry_run=dry_run)
-    print_summary(summary, json_output)
+    if summary:  # under torchrun only the first process has one
+        print_summary(summary, json_output)
 
 
 @app.command()

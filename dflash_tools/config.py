@@ -68,6 +68,13 @@ class DataSection(Section):
     """What happens to longer rows; split cuts plain text at paragraph ends. Default truncate."""
     loss_on: Literal["assistant", "all"] | None = None
     """Supervise assistant turns or every token. Default assistant; plain text is always supervised whole."""
+    history: Literal["expand", "refuse"] | None = None
+    """Templates that rewrite earlier turns: one sample per assistant turn, or drop the row. Default expand."""
+    control_tokens: Literal["text", "token", "drop"] | None = None
+    """Control tokens typed inside content: encoded as plain text (they cannot forge turns), as the control token, or
+    the row is dropped. Default text."""
+    duplicates: Literal["keep", "drop"] | None = None
+    """Rows whose token ids and loss mask were seen before: counted, or also dropped. Default keep."""
     validation_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.02
     """Share of conversations held out, chosen by the hash of their content."""
     min_validation_samples: Annotated[int, Field(ge=0)] = 0
@@ -117,9 +124,18 @@ class SourceEntry(Section):
     """One source of a data manifest."""
 
     path: str
-    """File, folder or glob, relative to the manifest; or python:pydoc_data.topics."""
+    """File, folder or glob, relative to the manifest; python:pydoc_data.topics; or hub:OWNER/NAME[:SPLIT] with the
+    hub extra."""
     limit: Positive | None = None
     """Read at most this many rows."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Share of rows taken, by content hash: 2.0 takes each row twice, 0.5 every other one. Default 1."""
+    loss_on: Literal["assistant", "all"] | None = None
+    """Supervision of this source; replaces the manifest's."""
+    license: str = ""
+    """Licence of this source, where it differs."""
+    origin: str = ""
+    """Where this source comes from."""
 
 
 class DataManifest(Section):
@@ -143,6 +159,13 @@ class DataManifest(Section):
     """What happens to longer rows."""
     loss_on: Literal["assistant", "all"] | None = None
     """Supervise assistant turns or every token."""
+    history: Literal["expand", "refuse"] | None = None
+    """Templates that rewrite earlier turns: one sample per assistant turn, or drop the row. Default expand."""
+    control_tokens: Literal["text", "token", "drop"] | None = None
+    """Control tokens typed inside content: encoded as plain text (they cannot forge turns), as the control token, or
+    the row is dropped. Default text."""
+    duplicates: Literal["keep", "drop"] | None = None
+    """Rows whose token ids and loss mask were seen before: counted, or also dropped. Default keep."""
 
 
 class DrafterSection(Section):
