@@ -4,6 +4,7 @@ Sorted anchors make most tiles of the mask wholly visible or wholly hidden, and 
 filled up to a multiple of a tile, so few shapes are compiled.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,8 +18,11 @@ from dflash_tools.drafter.visibility import sees_context, sees_slot
 
 TILE = 128
 
-_compiled_attention = torch.compile(flex_attention, dynamic=True)
-_compiled_mask = torch.compile(create_block_mask, dynamic=True)
+
+@cache
+def _compiled(function: Any) -> Any:
+    # Not at import: the compiler alone takes seconds to load.
+    return torch.compile(function, dynamic=True)
 
 
 def make_flex_attend(context: Context, blocks: Blocks, sliding_window: int | None) -> Attend:
@@ -31,7 +35,7 @@ def make_flex_attend(context: Context, blocks: Blocks, sliding_window: int | Non
     """
     full = _make_mask(context, blocks, None)
     sliding = None if sliding_window is None else _make_mask(context, blocks, sliding_window)
-    run: Any = _compiled_attention if blocks.anchors_A.is_cuda else flex_attention
+    run: Any = _compiled(flex_attention) if blocks.anchors_A.is_cuda else flex_attention
 
     def attend(q_ASQD: Tensor, ck: Tensor, cv: Tensor, bk: Tensor, bv: Tensor, slides: bool) -> Tensor:
         mask = sliding if slides and sliding is not None else full
@@ -82,7 +86,7 @@ def _make_mask(context: Context, blocks: Blocks, window: int | None) -> BlockMas
         in_context = sees_context(query_anchors[query], offset, key_positions[key], same_document, window)
         return in_context | (same_block & sees_slot(offset, key_offsets[key], window))
 
-    make: Any = _compiled_mask if device.type == "cuda" else create_block_mask
+    make: Any = _compiled(create_block_mask) if device.type == "cuda" else create_block_mask
     mask: BlockMask = make(mask_mod, None, None, num_queries, num_keys, device=device, BLOCK_SIZE=TILE)
     return mask
 
