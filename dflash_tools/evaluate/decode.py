@@ -67,6 +67,7 @@ class Answer:
         decode_seconds: Time after the prefill.
         states: Captured states of prompt and answer without its last tokens, as the drafter saw them; a list of
             (tokens, K, H) pieces.
+        recomputed: Every pass of the target ran the whole sequence, since its cache cannot be cut back.
     """
 
     token_ids: list[int]
@@ -74,6 +75,7 @@ class Answer:
     cycles: list[Cycle]
     decode_seconds: float
     states: list[Tensor] = field(default_factory=list)
+    recomputed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,6 +174,7 @@ def decode_speculative(
         cycles=cycles,
         decode_seconds=_now(target) - started,
         states=kept if keep_states else [],
+        recomputed=session.recomputes,
     )
 
 

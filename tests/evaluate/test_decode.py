@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from dflash_tools.config import TargetSection
-from dflash_tools.drafter.config import DrafterConfig
-from dflash_tools.drafter.model import DFlashDrafter
 from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode_plain, decode_speculative
 from dflash_tools.evaluate.session import TargetSession
 from dflash_tools.target.load import load_target
@@ -15,39 +13,8 @@ PROMPT = list(range(20, 40))
 
 
 @pytest.fixture(scope="module")
-def target(tiny_target_dir):
-    return load_target(TargetSection(model=str(tiny_target_dir), dtype="float32", device="cpu"))
-
-
-def drafter_for(target, *, seed=0, **changes):
-    identity = target.identity
-    config = DrafterConfig(
-        hidden_size=identity.hidden_size,
-        vocab_size=identity.vocab_size,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=64,
-        rms_norm_eps=1e-6,
-        rope_theta=1e4,
-        max_position_embeddings=4096,
-        initializer_range=0.2,
-        layer_types=("sliding_attention", "full_attention"),
-        sliding_window=16,
-        block_size=6,
-        mask_token_id=3,
-        target_layer_ids=(1, 3),
-        num_target_layers=identity.num_hidden_layers,
-    )
-    model = DFlashDrafter(replace(config, **changes))
-    model.init_weights(seed)
-    return model
-
-
-@pytest.fixture(scope="module")
-def pair(target):
-    return Pair.of(target, drafter_for(target))
+def pair(target, make_drafter):
+    return Pair.of(target, make_drafter())
 
 
 def reference_greedy(target, prompt, num_tokens):
@@ -148,8 +115,8 @@ def test_sampling_with_a_seed_repeats_and_differs_from_greedy(target, pair):
     assert first.token_ids != decode_plain(target, PROMPT, OPTIONS).token_ids
 
 
-def test_bfloat16_runs_and_keeps_the_dtype(tiny_target_dir):
+def test_bfloat16_runs_and_keeps_the_dtype(tiny_target_dir, make_drafter):
     target = load_target(TargetSection(model=str(tiny_target_dir), dtype="bfloat16", device="cpu"))
-    pair = Pair.of(target, drafter_for(target))
+    pair = Pair.of(target, make_drafter())
     assert pair.drafter.fc.weight.dtype == torch.bfloat16
     assert len(decode_speculative(pair, PROMPT, OPTIONS).token_ids) == 40
