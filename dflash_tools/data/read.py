@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from dflash_tools.data.duplicates import SeenKeys
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 256
 CHUNK_BYTES = 4 << 20
-# Starting processes takes about a second: it pays from this many chunks on.
-CHUNKS_FOR_PROCESSES = 16
+# Starting processes takes about a second: it pays from this much work on.
+BYTES_FOR_PROCESSES = 16 << 20
 
 Row = tuple[ResolvedSource, str, RawRow]
 
@@ -54,9 +54,9 @@ def read_rows(
     if num_processes is None:
         num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     chunks = _chunks(data)
-    first = list(islice(chunks, CHUNKS_FOR_PROCESSES))
+    first = _take(chunks, BYTES_FOR_PROCESSES) if num_processes > 1 else []
     chunks = chain(first, chunks)
-    if num_processes > 1 and len(first) == CHUNKS_FOR_PROCESSES:
+    if sum(map(_work, first)) >= BYTES_FOR_PROCESSES:
         outcomes = read_in_processes(reader, chunks, num_processes)
     else:
         outcomes = ((chunk, reader.read_many([(row, source.loss_on) for source, _, row in chunk])) for chunk in chunks)
@@ -74,12 +74,30 @@ def _chunks(data: ResolvedData) -> Iterator[list[Row]]:
     for source in data.sources:
         for file_name, row in read_source(source):
             chunk.append((source, file_name, row))
-            num_bytes += len(row.content) if isinstance(row.content, bytes) else 1024
+            num_bytes += _bytes_of(row)
             if len(chunk) == CHUNK_ROWS or num_bytes >= CHUNK_BYTES:
                 yield chunk
                 chunk, num_bytes = [], 0
     if chunk:
         yield chunk
+
+
+def _take(chunks: Iterator[list[Row]], num_bytes: int) -> list[list[Row]]:
+    """Take chunks until they hold so many bytes, or there are no more."""
+    taken: list[list[Row]] = []
+    while num_bytes > 0 and (chunk := next(chunks, None)):
+        taken.append(chunk)
+        num_bytes -= _work(chunk)
+    return taken
+
+
+def _work(chunk: list[Row]) -> int:
+    return sum(_bytes_of(row) for _, _, row in chunk)
+
+
+def _bytes_of(row: RawRow) -> int:
+    # A row has a cost of its own beside its text, and a columnar reader does not say how long that is.
+    return 1024 + (len(row.content) if isinstance(row.content, bytes) else 0)
 
 
 def _result(
@@ -108,8 +126,9 @@ def _result(
 
 
 def _key(outcome: RowOutcome) -> int:
-    names = "".join(sample_id(sample.input_ids, sample.loss_mask, 0) for sample in outcome.samples)
-    return int(sha256(names.encode()).hexdigest()[:16], 16)
+    names = [sample_id(sample.input_ids, sample.loss_mask, 0) for sample in outcome.samples]
+    name = names[0] if len(names) == 1 else sha256("".join(names).encode()).hexdigest()
+    return int(name[:16], 16)
 
 
 def _copies(weight: float, conversation_id: str) -> int:

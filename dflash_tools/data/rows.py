@@ -14,9 +14,9 @@ from pydantic_core import from_json
 from dflash_tools.data.encode import Encoded, TextEncoder
 from dflash_tools.data.manifest import ResolvedData
 from dflash_tools.data.raw import RawRow
-from dflash_tools.data.sample import RowError, TokenSample, longest_supervised_run
+from dflash_tools.data.sample import RowError, TokenSample, has_supervised_pair
 from dflash_tools.data.shapes import Conversation, PlainText, TokenIds, read_shape
-from dflash_tools.data.template import RESERVED, any_string, compile_template, mark_typed_tokens
+from dflash_tools.data.template import RESERVED, compile_template, mark_typed_tokens
 from dflash_tools.data.text_split import split_text
 from dflash_tools.data.tokenizer import control_tokens, template_sources
 from dflash_tools.data.turns import Chat, MarkedText, control_token_pattern, find_supervised
@@ -25,6 +25,7 @@ from dflash_tools.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -63,7 +64,8 @@ class RowReader:
         self._data = data
         self._encoder = TextEncoder(tokenizer.backend_tokenizer, data.max_tokens)
         self._control_tokens = control_token_pattern(control_tokens(tokenizer))
-        self._unusual = re.compile(f"{self._control_tokens.pattern}|{RESERVED.pattern}")
+        written_tokens = [_to_json(token)[1:-1] for token in control_tokens(tokenizer)]
+        self._unusual = re.compile(f"{control_token_pattern(written_tokens).pattern}|{RESERVED.pattern}")
         self._templates = template_sources(tokenizer)
         _check_syntax(self._templates)
         self._variables: dict[str, Any] = {**tokenizer.special_tokens_map, **data.chat_template_kwargs}
@@ -99,23 +101,38 @@ class RowReader:
             self._finish(draft, [encoded])
             return
         if isinstance(shape, PlainText):
-            draft.conversation_id = _content_id(shape.text)
+            written = _to_json(shape.text)
             draft.is_plain = True
-            draft.texts = self._text_pieces(self._guard(shape.text, notes), notes)
-            return
-        draft.conversation_id = _content_id([shape.messages, shape.tools])
-        notes |= shape.notes
-        draft.texts = self._chat_texts(shape, loss_on, notes)
+            is_typed = self._has_typed_tokens(written, notes)
+            draft.texts = self._text_pieces(self._mark(shape.text) if is_typed else shape.text, notes)
+        else:
+            notes |= shape.notes
+            written = _to_json([shape.messages, shape.tools])
+            if self._has_typed_tokens(written, notes):
+                shape.messages, shape.tools = self._mark(shape.messages), self._mark(shape.tools)
+            draft.texts = self._chat_texts(shape, loss_on, notes)
+        draft.conversation_id = sha256(written.encode()).hexdigest()[:32]
 
-    def _guard(self, value: Any, notes: set[str]) -> Any:
-        """Deal with control tokens that someone typed, by the policy."""
-        if not any_string(value, self._unusual.search):
-            return value
-        if any_string(value, RESERVED.search):
+    def _has_typed_tokens(self, written: str, notes: set[str]) -> bool:
+        """Look for control tokens that someone typed.
+
+        Args:
+            written: The content as JSON text: one search covers every string in it.
+            notes: Takes what was found.
+
+        Raises:
+            RowError: If there are any and the policy drops such rows, or the text holds a reserved character.
+        """
+        if not self._unusual.search(written):
+            return False
+        if RESERVED.search(written):
             raise RowError("reserved_character", "the text holds a Unicode noncharacter, U+FDD0 to U+FDD2")
         if self._data.control_tokens == "drop":
             raise RowError("control_token_typed", "the content holds a control token of the tokenizer")
         notes.add(f"control tokens typed, read as {self._data.control_tokens}")
+        return True
+
+    def _mark(self, value: Any) -> Any:
         return value if self._data.control_tokens == "token" else mark_typed_tokens(value, self._control_tokens)
 
     def _text_pieces(self, text: str, notes: set[str]) -> list[MarkedText]:
@@ -136,14 +153,9 @@ class RowReader:
                 "the tokenizer has no chat template, but the data holds conversations; write the template that serving "
                 "uses to a file and set data.chat_template"
             )
-        marked = Conversation(
-            messages=self._guard(conversation.messages, notes),
-            counts=conversation.counts,
-            tools=self._guard(conversation.tools, notes),
-        )
-        if any("reasoning_content" in message for message in marked.messages) and not _reads_reasoning(source):
+        if any("reasoning_content" in message for message in conversation.messages) and not _reads_reasoning(source):
             notes.add("reasoning not read by the template")
-        chat = Chat(marked, compile_template(source), self._variables)
+        chat = Chat(conversation, compile_template(source), self._variables)
         if loss_on == "all":
             full = chat.render(len(chat.messages)).text
             return [MarkedText(full, ((0, len(full)),))]
@@ -169,7 +181,7 @@ class RowReader:
             raise RowError("bad_loss_mask", f"loss_mask holds {mask[~np.isin(mask, (0, 1))][0]}; expected 0 and 1")
         limit = self._data.max_tokens
         encoded = Encoded(ids[:limit].astype(np.int32), mask[:limit].astype(np.uint8), len(ids) > limit)
-        return _content_id(ids.tolist()), encoded
+        return sha256(ids.astype("<i8").tobytes()).hexdigest()[:32], encoded
 
     def _finish(self, draft: _Draft, encoded: list[Encoded]) -> None:
         """Apply the length policy, and keep what can be trained on."""
@@ -181,7 +193,7 @@ class RowReader:
             if one.is_cut and self._data.too_long in ("drop", "error"):
                 reasons.append(("too_long", f"more than max_tokens = {self._data.max_tokens} tokens"))
                 continue
-            if longest_supervised_run(one.loss_mask) < 2:
+            if not has_supervised_pair(one.loss_mask):
                 reasons.append(("too_few_supervised", "no two supervised tokens follow each other within max_tokens"))
                 continue
             if one.is_cut:
@@ -234,7 +246,7 @@ def _parse(row: RawRow, notes: set[str]) -> Any:
         raise RowError("invalid_utf8", f"byte {error.start + 1} of the row is no UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise RowError("invalid_json", str(error)) from None
-    if any_string(value, _LONE_SURROGATE.search):
+    if _LONE_SURROGATE.search(_to_json(value)):
         notes.add("lone surrogates replaced")
         value = _replace_surrogates(value)
     return value
@@ -248,11 +260,6 @@ def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, list):
         return [_replace_surrogates(item) for item in value]
     return value
-
-
-def _content_id(content: Any) -> str:
-    text = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
-    return sha256(text.encode()).hexdigest()[:32]
 
 
 def _int_array(values: list[Any], key: str) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -75,8 +75,6 @@ def sample_id(input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8], occurr
     return digest.hexdigest()[:32]
 
 
-def longest_supervised_run(loss_mask: NDArray[np.uint8]) -> int:
-    """Count the longest run of supervised tokens; a draft needs an anchor and one more. Unit: tokens."""
-    padded = np.concatenate(([0], loss_mask != 0, [0])).astype(np.int8)
-    borders = np.flatnonzero(np.diff(padded))
-    return int((borders[1::2] - borders[::2]).max(initial=0))
+def has_supervised_pair(loss_mask: NDArray[np.uint8]) -> bool:
+    """Tell whether two supervised tokens follow each other: an anchor, and a token to draft. Shape: (num_tokens,)."""
+    return bool((loss_mask[1:] & loss_mask[:-1]).any())

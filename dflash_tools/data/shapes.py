@@ -16,7 +16,7 @@ _EXPECTED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Conversation:
     """Messages in the spelling chat templates read.
 
@@ -30,7 +30,7 @@ class Conversation:
     messages: list[dict[str, Any]]
     counts: tuple[bool, ...]
     tools: list[dict[str, Any]] | None = None
-    notes: frozenset[str] = field(default_factory=frozenset)
+    notes: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def _read_conversation(row: dict[str, Any], raw_messages: Any, key: str) -> Conv
         messages.insert(0, {"role": "system", "content": row[system]})
         counts.insert(0, True)
     tools = read_tools(row.get("tools") if row.get("tools") is not None else row.get("functions"))
-    return Conversation(messages=messages, counts=tuple(counts), tools=tools, notes=frozenset(notes))
+    return Conversation(messages=messages, counts=tuple(counts), tools=tools, notes=notes)
 
 
 def _read_pair(row: dict[str, Any]) -> Conversation:
