@@ -112,3 +112,18 @@ def choose_threads(setting: str | int) -> int:
     if isinstance(setting, int):
         return setting
     return 1 if started_by_torchrun() else len(os.sched_getaffinity(0))
+
+
+class Threads:
+    """Sets torch's CPU threads, part of what makes bits repeat, and puts the earlier number back."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._earlier = threads
+
+    def __enter__(self) -> None:
+        self._earlier = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._earlier)

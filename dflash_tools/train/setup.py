@@ -1,0 +1,213 @@
+"""Everything that is decided before step 0: device, stores, drafter, plan, and what a resume may differ in."""
+
+import importlib.metadata
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash_tools import __version__
+from dflash_tools.config import TrainConfig
+from dflash_tools.contracts.fingerprint import fingerprint_of_json
+from dflash_tools.contracts.plan import BatchPlan
+from dflash_tools.contracts.record import TrainState
+from dflash_tools.drafter.config import DrafterConfig, resolve_decay_gamma, resolve_drafter
+from dflash_tools.drafter.frozen import FrozenTarget
+from dflash_tools.drafter.model import AttentionPath, DFlashDrafter
+from dflash_tools.errors import StoreError
+from dflash_tools.train.batch import BatchReader
+from dflash_tools.train.checkpoint import load_checkpoint
+from dflash_tools.train.optimizer import build_optimizer, load_optimizer_tensors
+from dflash_tools.train.records import Composition
+from dflash_tools.train.requests import batch_costs, evaluation_requests
+from dflash_tools.train.resume import ResumePoint, check_extension, check_same_run, settings_of
+from dflash_tools.train.step import Learner
+from dflash_tools.train.stores import Samples, anchors_of_rows, plan_training
+from dflash_tools.train.work import Work
+from dflash_tools.train.world import World, choose_threads
+
+_LIBRARIES = ("numpy", "safetensors", "torch")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Setup:
+    """A run before its first step.
+
+    Attributes:
+        config: train.toml with its overrides.
+        samples: The stores.
+        drafter: The drafter's configuration, every value resolved.
+        device: Where this rank computes.
+        attention: Attention path of the drafter.
+        threads: CPU threads of this process.
+        plan: Every batch of the run.
+        settings: What changes the numbers besides plan, stores and drafter.
+        point: Where the run goes on; None for a fresh start.
+        world: The processes of the run.
+    """
+
+    config: TrainConfig
+    samples: Samples
+    drafter: DrafterConfig
+    device: torch.device
+    attention: AttentionPath
+    threads: int
+    plan: BatchPlan
+    settings: dict[str, Any]
+    point: ResumePoint | None
+    world: World
+
+    @property
+    def first_step(self) -> int:
+        """Updates that are done already."""
+        return self.point.state.step if self.point else 0
+
+
+def make_setup(
+    config: TrainConfig, samples: Samples, device: torch.device, world: World, point: ResumePoint | None, run_dir: Path
+) -> Setup:
+    """Decide everything before step 0.
+
+    Raises:
+        ConfigError: If the drafter or the plan cannot be made of these settings.
+        StoreError: If the store's target folder is unreadable.
+        ResumeError: If the checkpoint belongs to another run.
+    """
+    drafter = _resolve_drafter(config, samples)
+    attention = _choose_attention(config, device)
+    gamma = resolve_decay_gamma(config.loss.loss_decay_gamma, drafter.block_size)
+    settings = settings_of(config, gamma=gamma, attention=attention, device_type=device.type)
+    if point is None:
+        plan = plan_training(samples, config)
+        threads = choose_threads(config.hardware.threads)
+    else:
+        check_same_run(
+            run_dir,
+            point,
+            store_fingerprints=samples.fingerprints,
+            drafter=drafter.to_dict(),
+            settings=settings,
+            config=config,
+        )
+        plan = _resume_plan(run_dir, point, samples, config)
+        threads = point.state.threads
+    return Setup(
+        config=config,
+        samples=samples,
+        drafter=drafter,
+        device=device,
+        attention=attention,
+        threads=threads,
+        plan=plan,
+        settings=settings,
+        point=point,
+        world=world,
+    )
+
+
+def make_learner(setup: Setup) -> Learner:
+    """Make drafter and optimizer: fresh from the seed, or as the checkpoint has them."""
+    model = DFlashDrafter(setup.drafter)
+    model.init_weights(setup.config.plan.seed)
+    model.to(setup.device)
+    optimizer = build_optimizer(model, setup.config.optimizer)
+    if setup.point is not None:
+        weights, moments = load_checkpoint(setup.point.checkpoint)
+        model.load_state_dict(weights, strict=True)
+        load_optimizer_tensors(optimizer, model, moments)
+    for parameter in model.parameters():
+        # Different machines may draw different bits; the first rank's weights are everybody's.
+        setup.world.copy_from_first(parameter.data)
+    dtype = torch.bfloat16 if setup.config.hardware.autocast == "bfloat16" else torch.float32
+    return Learner(
+        model,
+        optimizer,
+        FrozenTarget.load(setup.samples.stores[0].path / "target", device=setup.device, dtype=dtype),
+        attention=setup.attention,
+        max_grad_norm=setup.config.optimizer.max_grad_norm,
+        world=setup.world,
+    )
+
+
+def make_work(setup: Setup) -> Work:
+    """Join plan and stores."""
+    config, samples, plan, drafter = setup.config, setup.samples, setup.plan, setup.drafter
+    anchors_of_row = anchors_of_rows(samples, config)
+    reader = BatchReader(
+        samples=samples,
+        drafter=drafter,
+        columns=drafter.columns_of(samples.stores[0].manifest.target_layer_ids),
+        gamma=resolve_decay_gamma(config.loss.loss_decay_gamma, drafter.block_size),
+        seed=config.plan.seed,
+        pin_memory=setup.device.type == "cuda",
+    )
+    return Work(
+        config=config,
+        plan=plan,
+        reader=reader,
+        anchors_of_row=anchors_of_row,
+        costs=batch_costs(plan, samples, anchors_of_row, drafter.block_size),
+        composition=Composition(plan, samples, anchors_of_row),
+        held_out=evaluation_requests(samples, config),
+    )
+
+
+def make_state(setup: Setup, attempt: int) -> TrainState:
+    """Where this attempt stands at its start."""
+    now: dict[str, Any] = {
+        "attempt": attempt,
+        "plan_fingerprint": setup.plan.fingerprint(),
+        "versions": library_versions(),
+        "files": {},
+    }
+    if setup.point is not None:
+        return setup.point.state.model_copy(update=now)
+    return TrainState(
+        step=0,
+        store_fingerprints=setup.samples.fingerprints,
+        drafter_fingerprint=setup.drafter.fingerprint(),
+        settings_fingerprint=fingerprint_of_json(setup.settings),
+        threads=setup.threads,
+        skipped_steps=0,
+        consecutive_skipped_steps=0,
+        best_step=None,
+        best_loss=None,
+        **now,
+    )
+
+
+def library_versions() -> dict[str, str]:
+    """Versions that decide the bits of a run."""
+    return {
+        "dflash-tools": __version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+    }
+
+
+def _resolve_drafter(config: TrainConfig, samples: Samples) -> DrafterConfig:
+    store = samples.stores[0]
+    path = store.path / "target" / "config.json"
+    try:
+        target_config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise StoreError(f"{path}: unreadable ({error}); extract again, or restore it from a copy") from None
+    return resolve_drafter(config.drafter, target_config, store.manifest)
+
+
+def _resume_plan(run_dir: Path, point: ResumePoint, samples: Samples, config: TrainConfig) -> BatchPlan:
+    if point.plan.settings == config.plan.model_dump(mode="json"):
+        return point.plan  # as it was saved: another NumPy might shuffle differently
+    plan = plan_training(samples, config)
+    check_extension(run_dir, point.plan, plan, point.state.step)
+    return plan
+
+
+def _choose_attention(config: TrainConfig, device: torch.device) -> AttentionPath:
+    setting = config.hardware.attention
+    if setting == "auto":
+        return "flex" if device.type == "cuda" else "split"
+    return setting
