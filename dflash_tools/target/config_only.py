@@ -22,6 +22,7 @@ class TargetShape:
     vocab_size: int
     config_fingerprint: str
     has_linear_attention: bool
+    max_tokens: int | None  # positions the target knows; None = its config does not say
 
 
 def read_target_config(section: TargetSection) -> Any:
@@ -54,6 +55,7 @@ def shape_of_config(config: Any) -> TargetShape:
         vocab_size=text.vocab_size,
         config_fingerprint=config_fingerprint(config),
         has_linear_attention=any("linear" in kind or "mamba" in kind for kind in layer_types),
+        max_tokens=getattr(text, "max_position_embeddings", None),
     )
 
 
