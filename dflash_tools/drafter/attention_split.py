@@ -58,8 +58,9 @@ def make_split_attend(context: Context, blocks: Blocks, num_heads: int, sliding_
         # One transposition of each tensor serves all chunks; heads of one key head become rows.
         num_blocks, block_size, num_heads, head_dim = q_ASQD.shape
         num_key_heads = ck.shape[1]
-        grouped = q_ASQD.view(num_blocks, block_size, num_key_heads, -1, head_dim) * head_dim**-0.5
-        q_GARD = grouped.permute(2, 0, 1, 3, 4).reshape(num_key_heads, num_blocks, -1, head_dim)
+        grouped_shape = (num_blocks, block_size, num_key_heads, num_heads // num_key_heads, head_dim)
+        grouped = q_ASQD.view(grouped_shape) * head_dim**-0.5
+        q_GARD = grouped.permute(2, 0, 1, 3, 4).flatten(2, 3)
         context_kv = ck.transpose(0, 1), cv.transpose(0, 1)
         block_kv = bk.permute(2, 0, 1, 3), bv.permute(2, 0, 1, 3)
         hidden_slots = slot_hidden_SS if slides else None
@@ -67,8 +68,8 @@ def make_split_attend(context: Context, blocks: Blocks, num_heads: int, sliding_
             _attend_chunk(q_GARD[:, chunk.blocks], context_kv, block_kv, chunk, hidden_slots)
             for chunk in (sliding if slides else full)
         ]
-        out_GARD = torch.cat(parts, dim=1) if parts else torch.zeros_like(q_GARD)
-        out = out_GARD.view(num_key_heads, num_blocks, block_size, -1, head_dim)
+        out_GARD = torch.cat(parts, dim=1) if parts else q_GARD
+        out = out_GARD.view(num_key_heads, num_blocks, block_size, num_heads // num_key_heads, head_dim)
         return out.permute(1, 2, 0, 3, 4).reshape(num_blocks, block_size, num_heads, head_dim)
 
     return attend
