@@ -48,12 +48,14 @@ def chart_spec(chart: Chart) -> dict[str, Any]:
     Raises:
         KeyError: If the frame lacks a column the chart names.
     """
-    base = alt.Chart(alt.InlineData(values=_rows(chart)))
+    base = alt.Chart(alt.InlineData(values=[]))
     drawn = _DRAWERS[chart.kind](base, chart)
     sized = drawn.properties(
         width="container", height=_height(chart), description=f"{chart.title}. {chart.description}"
     )
     spec: dict[str, Any] = sized.to_dict()
+    # Put in last: Altair would check every row against its schema.
+    spec["data"] = {"values": _rows(chart)}
     spec["config"] = _CONFIG
     return spec
 

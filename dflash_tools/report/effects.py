@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 # Batches that a running level is the median of, and how many it needs first.
 LEVEL_WINDOW = 32
 LEVEL_NEEDS = 8
+# Trend and levels are found in turns: each is read off what the other leaves. A few turns settle.
+BACKFITS = 3
 # A jump counts as a reset when it is this many robust deviations and this share of the loss above the level.
 RESET_DEVIATIONS = 8.0
 RESET_SHARE = 0.05
@@ -106,15 +108,17 @@ def adjust_batches(batches: pl.DataFrame) -> pl.DataFrame:
     Args:
         batches: Columns ``batch, step, bucket_id, loss, label_weight``, in order.
     """
-    known = batches.with_columns(pl.when(pl.col("label_weight") > 0).then(pl.col("loss").fill_nan(None)).alias("_loss"))
-    # The trend is one of all batches, so it must stand before anything is taken over a bucket.
-    trend = pl.col("_loss").rolling_mean(trend_window(len(batches)), min_samples=1, center=True)
-    off_trend = known.with_columns((pl.col("_loss") - trend).alias("_off_trend"))
-    offset = pl.col("_off_trend").rolling_median(LEVEL_WINDOW + 1, min_samples=1, center=True).over("bucket_id")
-    adjusted = off_trend.with_columns((pl.col("_loss") - offset).alias("adjusted_loss"))
+    frame = batches.with_columns(pl.when(pl.col("label_weight") > 0).then(pl.col("loss").fill_nan(None)).alias("_loss"))
+    frame = frame.with_columns(pl.col("_loss").alias("adjusted_loss"))
+    for _ in range(BACKFITS):
+        # The trend is one of all batches, so it must stand as a column before anything is taken over a bucket.
+        trend = pl.col("adjusted_loss").rolling_mean(trend_window(len(batches)), min_samples=1, center=True)
+        frame = frame.with_columns((pl.col("_loss") - trend).alias("_off_trend"))
+        offset = pl.col("_off_trend").rolling_median(LEVEL_WINDOW + 1, min_samples=1, center=True).over("bucket_id")
+        frame = frame.with_columns((pl.col("_loss") - offset).alias("adjusted_loss"))
     before = pl.col("adjusted_loss").shift(1).rolling_median(LEVEL_WINDOW, min_samples=LEVEL_NEEDS)
     return (
-        adjusted.with_columns((pl.col("adjusted_loss") - before).alias("residual"))
+        frame.with_columns((pl.col("adjusted_loss") - before).alias("residual"))
         .with_columns((pl.col("_loss") - pl.col("residual")).alias("bucket_level"))
         .drop("_loss", "_off_trend")
     )

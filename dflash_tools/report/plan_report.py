@@ -8,13 +8,15 @@ import polars as pl
 
 from dflash_tools.config import PlanSettings, TrainConfig
 from dflash_tools.contracts.plan import BatchPlan
+from dflash_tools.plan import build_plan
 from dflash_tools.plan.composition import binding_limits
+from dflash_tools.plan.statistics import batch_lengths
 from dflash_tools.plan.stores import plan_stores
 from dflash_tools.report import composition
 from dflash_tools.report.composition import SampleColumns
 from dflash_tools.report.composition_sections import bucket_section, compose, mixing_section, order_section
 from dflash_tools.report.diagnosis import choose_sentences
-from dflash_tools.report.document import Chart, Report, Section, Table
+from dflash_tools.report.document import Chart, Report, Section, Table, share_of
 from dflash_tools.report.plan_rules import PlanFacts, plan_findings
 from dflash_tools.report.sources import read_pool
 
@@ -47,6 +49,7 @@ def report_of_plan(plan: BatchPlan, samples: SampleColumns, settings: PlanSettin
         limits=limits,
         left_out=plan.left_out,
         num_without_anchor=_without_anchor(plan, samples),
+        sorted_efficiency=_sorted_efficiency(plan, samples, settings),
     )
     figures = {
         "strategy": settings.strategy,
@@ -171,3 +174,14 @@ def length_chart(num_tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Char
 
 def _without_anchor(plan: BatchPlan, samples: SampleColumns) -> int:
     return int((samples.num_anchors[np.unique(plan.sample_rows)] == 0).sum())
+
+
+def _sorted_efficiency(plan: BatchPlan, samples: SampleColumns, settings: PlanSettings) -> float:
+    """Padding efficiency of an epoch whose buckets are sorted whole: the best that plan.sort_window can give."""
+    rows = np.unique(plan.sample_rows)
+    whole_buckets = settings.model_copy(
+        update={"sort_window": len(rows), "num_epochs": 1, "max_steps": None, "store_weights": None}
+    )
+    best = build_plan(samples.num_tokens[rows], samples.bucket_ids[rows], whole_buckets, samples.num_anchors[rows])
+    lengths = batch_lengths(best, samples.num_tokens[rows])
+    return share_of(int(lengths.num_tokens.sum()), int(lengths.num_padded_tokens.sum()))

@@ -14,9 +14,10 @@ from dflash_tools.report.diagnosis import Finding
 # Each threshold: what a healthy plan stays clear of.
 AVOIDABLE_REPEATS = 0.02  # of neighbouring pairs, above the minimum
 UNAVOIDABLE_REPEATS = 0.10  # of neighbouring pairs
-LOW_EFFICIENCY = 0.95
+LOW_EFFICIENCY = 0.92
+WORTH_SORTING = 0.01  # of padded tokens, saved by a full sort
 UNUSED_BUDGET = 0.5  # padded tokens of a batch / token budget
-SKEWED_WEIGHTS = 4.0  # heaviest / lightest supervised token
+SKEWED_WEIGHTS = 10.0  # heaviest / lightest supervised token
 POSITIVE_CORRELATION = 0.1
 DRIFT = 0.08  # of a bucket's share between tenths, beyond chance
 UNMIXED_STEPS = 0.5  # entropy of a step / the most its batches could have
@@ -35,6 +36,7 @@ class PlanFacts:
         limits: What ends a batch; see ``plan_report.limit_frame``.
         left_out: Samples in no batch, by reason.
         num_without_anchor: Samples in the plan without a single block.
+        sorted_efficiency: Padding efficiency if every bucket were sorted by length before cutting.
     """
 
     composition: Composition
@@ -43,12 +45,11 @@ class PlanFacts:
     limits: pl.DataFrame
     left_out: Mapping[str, int]
     num_without_anchor: int
+    sorted_efficiency: float
 
 
 def plan_findings(facts: PlanFacts) -> list[Finding]:
     """Apply every rule."""
-    if facts.composition.batches.is_empty():
-        return [Finding(rule="empty", weight=1.0, sentence="The plan holds no batch: the training split is empty.")]
     return [finding for rule in _RULES if (finding := rule(facts)) is not None]
 
 
@@ -103,19 +104,26 @@ def _low_efficiency(facts: PlanFacts) -> Finding | None:
         (pl.col("num_padded_tokens") - pl.col("num_tokens")).sum().alias("wasted")
     )
     worst = whole.buckets.join(wasted, on="bucket_id").sort("wasted").row(-1, named=True)
-    setting = (
-        "give it more samples per row"
-        if facts.settings.strategy == "packed"
-        else f"raise plan.sort_window (now {facts.settings.sort_window}) or use more buckets"
-    )
     return Finding(
         rule="low_efficiency",
         weight=1.0 - whole.padding_efficiency,
         sentence=(
-            f"{1 - whole.padding_efficiency:.1%} of padded tokens are padding, where {1 - LOW_EFFICIENCY:.0%} or "
-            "less is usual; most of it "
-            f"in {_name(worst, capital=False)} (efficiency {worst['padding_efficiency']:.1%}); {setting}."
+            f"{1 - whole.padding_efficiency:.1%} of padded tokens are padding, most of it in "
+            f"{_name(worst, capital=False)}, efficiency {worst['padding_efficiency']:.1%}; "
+            f"{_padding_advice(facts)}."
         ),
+    )
+
+
+def _padding_advice(facts: PlanFacts) -> str:
+    settings, floor = facts.settings, 1 - facts.sorted_efficiency
+    if settings.strategy == "packed":
+        return "the last rows of an epoch are not full: few samples fill a row of plan.token_budget"
+    if facts.sorted_efficiency - facts.composition.padding_efficiency > WORTH_SORTING:
+        return f"a full sort would leave {floor:.1%}, so raise plan.sort_window (now {settings.sort_window})"
+    return (
+        f"a full sort would still leave {floor:.1%}, so cut more buckets (buckets.count) or use "
+        'plan.strategy = "packed"'
     )
 
 

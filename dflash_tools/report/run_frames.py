@@ -1,22 +1,15 @@
 """A run as frames: the log joined with the plan, curves, levels by bucket, time, resets and what surrounds them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from dflash_tools.contracts.plan import BatchPlan
-from dflash_tools.report import effects
+from dflash_tools.report import causes, effects
 from dflash_tools.report.columns import numbers, total_of
-from dflash_tools.report.composition import label_of
 from dflash_tools.report.effects import Explained
 from dflash_tools.report.run_log import RunLog
-
-# A reset is put down to what happened at most this many steps before its first step.
-CAUSE_STEPS = 2
-# A data wait is a stall when it is this many times the median step.
-STALL = 3.0
-SURROUNDING = 3  # batches shown before and after a reset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +21,8 @@ class RunFrames:
             (loss above what its buckets were to be expected to have), ``seconds`` and marks of events.
         batches: One row a batch with ``adjusted_loss``, ``residual``, ``bucket_level`` and ``is_after_change``.
         levels: By bucket: loss, residual, grad norm.
-        resets: One row a reset with its surroundings.
+        resets: One row a reset with what was near it.
+        causes: What was near resets, beside how often it is near any step.
         around: The batches around each reset.
         timing: Seconds by kind of work.
         explained: Curve -> share of its variance, around its trend, that the buckets explain.
@@ -38,31 +32,47 @@ class RunFrames:
     batches: pl.DataFrame
     levels: pl.DataFrame
     resets: pl.DataFrame
+    causes: pl.DataFrame
     around: pl.DataFrame
     timing: pl.DataFrame
     explained: dict[str, Explained]
 
 
-def build_frames(log: RunLog, plan: BatchPlan, sample_ids: pl.Series | None) -> RunFrames:
+def build_frames(log: RunLog) -> RunFrames:
     """Compute every frame.
 
     Args:
         log: At least one step.
-        plan: The plan that was trained.
-        sample_ids: Name of every index row, if the store could be read.
     """
     batches = _mark_changes(effects.adjust_batches(log.batches))
     steps = _join_steps(log.steps, batches)
-    resets = _describe_resets(steps, batches)
+    found = effects.find_resets(steps.get_column("step").to_numpy(), numbers(steps, "residual"), numbers(steps, "loss"))
+    resets = causes.describe_resets(found, steps, batches)
     return RunFrames(
         steps=steps,
         batches=batches,
         levels=_levels(steps, batches),
         resets=resets,
-        around=_surroundings(resets, batches, plan, sample_ids),
+        causes=causes.cause_frame(resets, steps),
+        around=causes.surroundings(resets, batches),
         timing=_timing(steps),
         explained=_explain(steps, batches),
     )
+
+
+def name_samples(frames: RunFrames, plan: BatchPlan, sample_ids: pl.Series | None) -> RunFrames:
+    """Add the ids of the samples of the batches around resets.
+
+    Args:
+        frames: Frames of a run with resets.
+        plan: The plan that was trained.
+        sample_ids: Name of every index row; None leaves the frames as they are.
+    """
+    if sample_ids is None:
+        return frames
+    batches = frames.around.get_column("batch")
+    names = [", ".join(sample_ids.gather(plan.rows(batch)).to_list()) for batch in batches]
+    return replace(frames, around=frames.around.with_columns(pl.Series("sample_ids", names, dtype=pl.String)))
 
 
 def _mark_changes(batches: pl.DataFrame) -> pl.DataFrame:
@@ -72,14 +82,8 @@ def _mark_changes(batches: pl.DataFrame) -> pl.DataFrame:
 
 def _join_steps(steps: pl.DataFrame, batches: pl.DataFrame) -> pl.DataFrame:
     joined = steps.join(effects.adjust_steps(batches), on="step", how="left", maintain_order="left")
-    work = pl.sum_horizontal("data_wait_seconds", "compute_seconds")
-    return joined.with_columns(
-        (work + pl.col("checkpoint_seconds")).alias("seconds"),
-        (pl.col("attempt") != pl.col("attempt").shift(1)).fill_null(False).alias("is_resumed"),
-        (pl.col("checkpoint_seconds") > 0).alias("has_checkpoint"),
-        (pl.col("data_wait_seconds") > STALL * work.median()).alias("is_stalled"),
-        (pl.col("epoch") != pl.col("epoch").shift(1)).fill_null(False).alias("starts_epoch"),
-    )
+    seconds = pl.sum_horizontal("data_wait_seconds", "compute_seconds", "checkpoint_seconds")
+    return causes.mark_events(joined.with_columns(seconds.alias("seconds")), batches)
 
 
 def _levels(steps: pl.DataFrame, batches: pl.DataFrame) -> pl.DataFrame:
@@ -111,72 +115,6 @@ def _levels(steps: pl.DataFrame, batches: pl.DataFrame) -> pl.DataFrame:
         .join(norms, on="bucket_id", how="left")
         .sort("bucket_id")
     )
-
-
-def _describe_resets(steps: pl.DataFrame, batches: pl.DataFrame) -> pl.DataFrame:
-    numbers = steps.get_column("step").to_numpy()
-    residuals = steps.get_column("residual").cast(pl.Float64).fill_null(float("nan")).to_numpy()
-    found = effects.find_resets(numbers, residuals, steps.get_column("loss").to_numpy())
-    rows = []
-    for reset in found.iter_rows(named=True):
-        first = reset["first_step"]
-        before = steps.filter(pl.col("step").is_between(first - CAUSE_STEPS, first))
-        run_bucket, run_length = _run_before(batches, first)
-        # A checkpoint or stall counts when the record of a step just before (or the step itself) carries it.
-        causes = {
-            "checkpoint": before.get_column("has_checkpoint").any(),
-            "data stall": before.get_column("is_stalled").any(),
-            "resume": before.get_column("is_resumed").any(),
-            "epoch start": before.get_column("starts_epoch").any(),
-            "skipped update": before.get_column("skipped").any(),
-            f"change after a run of {run_length}": run_length >= 3,
-        }
-        rows.append(
-            {
-                **reset,
-                "num_steps": reset["last_step"] - first + 1,
-                "bucket_before": run_bucket,
-                "run_before": run_length,
-                "near": ", ".join(name for name, is_near in causes.items() if is_near) or "nothing",
-            }
-        )
-    schema = {
-        **found.schema,
-        "num_steps": pl.Int64(),
-        "bucket_before": pl.String(),
-        "run_before": pl.Int64(),
-        "near": pl.String(),
-    }
-    return pl.DataFrame(rows, schema=schema)
-
-
-def _run_before(batches: pl.DataFrame, step: int) -> tuple[str, int]:
-    """Bucket and length of the run of equal buckets that ends before a step."""
-    ids = batches.filter(pl.col("step") < step).get_column("bucket_id").tail(10_000).to_numpy()
-    if not len(ids):
-        return "–", 0
-    changes = np.flatnonzero(ids != ids[-1])
-    return label_of(int(ids[-1])), len(ids) - (int(changes[-1]) + 1 if len(changes) else 0)
-
-
-def _surroundings(
-    resets: pl.DataFrame, batches: pl.DataFrame, plan: BatchPlan, sample_ids: pl.Series | None
-) -> pl.DataFrame:
-    columns = ["step", "batch", "bucket_id", "batch_size", "min_tokens", "max_tokens", "loss", "bucket_level"]
-    pieces = []
-    for number, reset in enumerate(resets.iter_rows(named=True), start=1):
-        inside = pl.col("step").is_between(reset["first_step"], reset["peak_step"])
-        places = batches.filter(inside).get_column("batch").to_numpy()
-        first, last = int(places[0]), int(places[-1])
-        near = batches.filter(pl.col("batch").is_between(first - SURROUNDING, last + SURROUNDING)).select(columns)
-        pieces.append(near.with_columns(pl.lit(number).cast(pl.Int64).alias("reset")).select("reset", *columns))
-    if not pieces:
-        return pl.DataFrame()
-    around = pl.concat(pieces)
-    if sample_ids is None:
-        return around
-    names = [", ".join(sample_ids.gather(plan.rows(batch)).to_list()) for batch in around.get_column("batch")]
-    return around.with_columns(pl.Series("sample_ids", names, dtype=pl.String))
 
 
 def _timing(steps: pl.DataFrame) -> pl.DataFrame:

@@ -15,7 +15,7 @@ from dflash_tools.report.columns import mean_of, median_of, numbers, total_of
 from dflash_tools.report.composition_sections import bucket_section, compose, mixing_section, order_section
 from dflash_tools.report.diagnosis import choose_sentences
 from dflash_tools.report.document import Report, share_of
-from dflash_tools.report.run_frames import RunFrames, build_frames, planned_against_trained
+from dflash_tools.report.run_frames import RunFrames, build_frames, name_samples, planned_against_trained
 from dflash_tools.report.run_log import RunLog, read_run_log
 from dflash_tools.report.run_rules import RunFacts, run_findings
 from dflash_tools.report.run_sections import (
@@ -46,8 +46,12 @@ def report_run(run: Path) -> Report:
             figures={"num_steps": 0, "num_planned_steps": plan.num_steps, **_identity(card, plan)},
             notes=(*log.notes, "no step has been logged yet"),
         )
-    sample_ids, notes = _sample_ids(card, plan)
-    return _report(run, card, plan, config, log, build_frames(log, plan, sample_ids), (*log.notes, *notes))
+    frames = build_frames(log)
+    notes = log.notes
+    if len(frames.resets):
+        sample_ids, more_notes = _sample_ids(card, plan)
+        frames, notes = name_samples(frames, plan, sample_ids), (*notes, *more_notes)
+    return _report(run, card, plan, config, log, frames, notes)
 
 
 def _report(
@@ -131,7 +135,7 @@ def _identity(card: RunCard, plan: BatchPlan) -> dict[str, Any]:
 
 
 def _sample_ids(card: RunCard, plan: BatchPlan) -> tuple[pl.Series | None, tuple[str, ...]]:
-    """Sample id of every index row, if the run's stores are where they were and still the same."""
+    """Name of every index row, if the run's stores are where they were and still the same."""
     try:
         pool = read_pool([Path(store.path) for store in card.stores])
     except StoreError as error:

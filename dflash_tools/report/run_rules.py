@@ -7,11 +7,12 @@ import numpy as np
 import polars as pl
 
 from dflash_tools.config import TrainConfig
+from dflash_tools.report.causes import LONG_RUN
 from dflash_tools.report.columns import median_of, numbers, total_of
 from dflash_tools.report.composition_sections import Composition
 from dflash_tools.report.diagnosis import Finding
 from dflash_tools.report.plan_rules import avoidable_repeats
-from dflash_tools.report.run_frames import CAUSE_STEPS, RunFrames
+from dflash_tools.report.run_frames import RunFrames
 
 # Each threshold: what a healthy run stays clear of.
 WAITING = 0.15  # of the time
@@ -22,7 +23,8 @@ OVERFIT = 0.02  # held-out loss above its best
 CLIPPED = 0.5  # of steps after the warm-up
 SLOWER = 0.7  # tokens/s of the last tenth / of the first
 NO_GAIN = 0.01  # acceptance length
-CAUSE_LIFT = 3.0  # how much likelier a cause is near a reset than elsewhere
+MOST_RESETS = 0.5  # of resets are near their cause
+CHANCE = 0.05  # of so many resets near an event that has nothing to do with them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,49 +93,36 @@ def _resets(facts: RunFacts) -> Finding | None:
 
 
 def _likely_cause(facts: RunFacts) -> str:
-    """Name what happens near resets far more often than elsewhere, and what to do."""
-    resets, steps = facts.frames.resets, facts.frames.steps
-    advice = {
-        "checkpoint": ("has_checkpoint", "come right after a checkpoint: saving disturbs training, not the data"),
-        "data stall": ("is_stalled", "come right after a stall of the data feed: look at what was read then"),
-        "resume": ("is_resumed", "come right after a resume: the restored state is not the saved one"),
-        "skipped update": ("skipped", "come with skipped updates: lower optimizer.learning_rate"),
-        "epoch start": ("starts_epoch", "come at the start of an epoch"),
-    }
-    best = (0.0, "nothing logged happens near them more often than elsewhere; see the batches around each")
-    for cause, (column, words) in advice.items():
-        near = int(resets.get_column("near").str.contains(cause, literal=True).sum())
-        usual = _share_near(steps.get_column(column).to_numpy())
-        if near and near / len(resets) > max(0.5, min(1.0, CAUSE_LIFT * usual)) - 1e-9:
-            best = max(best, (near / len(resets) / max(usual, 1e-9), f"{near} of {len(resets)} {words}"))
-    if best[0]:
-        return best[1]
-    after_runs = int((resets.get_column("run_before") >= 3).sum())
-    usual = _share_after_runs(facts.frames.batches)
-    if after_runs / len(resets) > max(0.5, min(1.0, CAUSE_LIFT * usual)) - 1e-9 and after_runs >= 2:
-        lengths = resets.filter(pl.col("run_before") >= 3)
-        bucket = lengths.get_column("bucket_before").mode().sort().to_list()[0]
-        return (
-            f"{after_runs} of {len(resets)} come after three or more batches in a row of one bucket (mostly "
-            f"{bucket}): the order of batches, "
-            'not checkpoints or data; plan.strategy = "interleave" breaks such runs'
-        )
-    return best[1]
+    """Name what is near most resets and would not be by chance."""
+    likely = facts.frames.causes.filter((pl.col("share_of_resets") >= MOST_RESETS) & (pl.col("chance") < CHANCE))
+    if likely.is_empty():
+        return "nothing logged is near them more often than near any step; see the batches around each"
+    cause = likely.row(0, named=True)
+    what, advice = _CAUSES[cause["cause"]]
+    where = what.format(bucket=_bucket_before(facts.frames.resets))
+    return (
+        f"{cause['num_resets_near']} of {len(facts.frames.resets)} come {where}, as do {cause['share_of_steps']:.1%} "
+        "of all "
+        f"steps: {advice}"
+    )
 
 
-def _share_near(marks: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
-    """Share of steps that have a mark at themselves or up to ``CAUSE_STEPS`` before."""
-    near = marks.copy()
-    for back in range(1, CAUSE_STEPS + 1):
-        near[back:] |= marks[:-back]
-    return float(near.mean())
+def _bucket_before(resets: pl.DataFrame) -> str:
+    """The bucket that most of the runs before resets have."""
+    return str(resets.get_column("bucket_before").mode().sort().to_list()[0])
 
 
-def _share_after_runs(batches: pl.DataFrame) -> float:
-    """Share of batches before which one bucket came three or more times in a row."""
-    ids = batches.get_column("bucket_id")
-    same = ((ids.shift(1) == ids.shift(2)) & (ids.shift(2) == ids.shift(3))).fill_null(False)
-    return float(same.to_numpy().mean())
+_CAUSES = {
+    "checkpoint": ("right after a checkpoint", "saving disturbs training, not the order of batches"),
+    "data stall": ("right after a stall of the data feed", "look at what was read then"),
+    "resume": ("right after a resume", "the restored state is not the saved one"),
+    "skipped update": ("with skipped updates", "lower optimizer.learning_rate"),
+    "epoch start": ("at the start of an epoch", "see what the order of epochs changes"),
+    "long run of a bucket": (
+        "right after three or more batches in a row of one bucket (mostly {bucket})",
+        'the order of batches, not checkpoints or data; plan.strategy = "interleave" breaks such runs',
+    ),
+}
 
 
 def _waiting(facts: RunFacts) -> Finding | None:
@@ -189,7 +178,7 @@ def _norm_explained(facts: RunFacts) -> Finding | None:
 def _change_jump(facts: RunFacts) -> Finding | None:
     """After a run of one bucket the others should not have become worse."""
     batches = facts.frames.batches.drop_nulls("residual")
-    runs = total_of(facts.composition.runs.filter(pl.col("run_length") >= 3), "num_runs")
+    runs = total_of(facts.composition.runs.filter(pl.col("run_length") >= LONG_RUN), "num_runs")
     after, inside = batches.filter("is_after_change"), batches.filter(~pl.col("is_after_change"))
     if len(after) < 50 or len(inside) < 50 or runs < 10:
         return None

@@ -161,13 +161,22 @@ def reset_section(frames: RunFrames) -> Section:
         text=(
             f"{number} jumps of the loss above the level of its buckets."
             + (
-                " Near: what happened up to two steps before, so that data and checkpoints can be told apart."
+                " Near: what happened up to two steps before, so that data, checkpoints and order can be told apart."
                 if number
                 else ""
             )
         ),
         parts=keep(
             Table(name="resets", title="Resets", frame=frames.resets),
+            Table(
+                name="causes",
+                title="What is near resets",
+                frame=frames.causes,
+                note=(
+                    "Share of steps: how often it is near any step. Chance: of so many resets near it if they fell "
+                    "blindly."
+                ),
+            ),
             Table(name="resets_around", title="Batches around each reset", frame=frames.around),
         ),
     )
