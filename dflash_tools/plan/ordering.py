@@ -1,6 +1,6 @@
 """How buckets follow each other inside an epoch: one function per strategy, each from counts to a sequence."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -40,7 +40,7 @@ def order_buckets(
         return _draw_weighted(counts, draws)
     if 2 * counts.max(initial=0) > len(in_turn) + 1:
         return _separate_majority(counts, draws)
-    return _follow_quotas(counts, draws, may_repeat=False)
+    return _follow_quotas(counts, range(len(in_turn)), len(in_turn), draws)
 
 
 class _Draws:
@@ -63,32 +63,42 @@ class _Draws:
         return chain.from_iterable((chunk * np.uint64(bound) >> np.uint64(32)).tolist() for chunk in chunks)
 
 
-def _follow_quotas(counts: NDArray[np.int64], draws: _Draws, *, may_repeat: bool) -> NDArray[np.int64]:
+def _follow_quotas(
+    counts: NDArray[np.int64], places: Sequence[int], num_places: int, draws: _Draws
+) -> NDArray[np.int64]:
     """At each place take the bucket furthest behind its quota, give or take half a batch.
 
-    Everything is counted in units of 1/num_places of a batch, in whole numbers. Unless ``may_repeat``, the bucket just
-    used is passed over, and one that needs every second place from here on is taken at once.
+    Everything is counted in units of 1/num_places of a batch, in whole numbers. Where the places are neighbours, the
+    bucket just used is passed over, and one that needs every second place from here on is taken at once.
+
+    Args:
+        counts: Batches of each bucket to place. Shape: (num_buckets,).
+        places: Where, ascending: all of the epoch, or those between the runs of another bucket. Shape: (counts.sum(),).
+        num_places: Batches of the epoch.
+        draws: Random integers.
     """
-    num_places = int(counts.sum())
-    order = np.empty(num_places, dtype=np.int64)
-    quota = counts.tolist()
-    left = counts.tolist()
-    behind = [0] * len(quota)  # quota up to and including this place, less what was used
-    used = -1
-    buckets = range(len(quota))
-    for place, jitter in zip(range(num_places), draws.rows(num_places // 2 + 1), strict=False):
-        all_left = num_places - place
-        best, best_score = -1, -2 * num_places * num_places
+    order = np.empty(len(places), dtype=np.int64)
+    neighbours = len(places) == num_places
+    share, left = counts.tolist(), counts.tolist()
+    behind = [0] * len(share)  # quota of all places before the next one to fill, less what was used
+    used, done, urgent = -1, 0, num_places * num_places
+    buckets = range(len(share))
+    rows = draws.rows(num_places // 2 + 1)
+    for turn, jitter in zip(range(len(places)), rows, strict=False):
+        upcoming = places[turn + 1] if turn + 1 < len(places) else num_places
+        passed, done = upcoming - done, upcoming
+        all_left = len(places) - turn
+        best, best_score = -1, -2 * urgent
         for bucket in buckets:
-            behind[bucket] += quota[bucket]
-            if left[bucket] == 0 or (bucket == used and not may_repeat):
+            behind[bucket] += share[bucket] * passed
+            if left[bucket] == 0 or (bucket == used and neighbours):
                 continue
             score = behind[bucket] + jitter[bucket]
-            if 2 * left[bucket] > all_left and not may_repeat:
-                score += num_places * num_places
+            if neighbours and 2 * left[bucket] > all_left:
+                score += urgent
             if score > best_score:
                 best, best_score = bucket, score
-        order[place] = best
+        order[turn] = best
         left[best] -= 1
         behind[best] -= num_places
         used = best
@@ -98,13 +108,14 @@ def _follow_quotas(counts: NDArray[np.int64], draws: _Draws, *, may_repeat: bool
 def _separate_majority(counts: NDArray[np.int64], draws: _Draws) -> NDArray[np.int64]:
     """Cut a bucket with more than half of the batches into even runs; each other batch separates two of them."""
     majority = int(np.argmax(counts))
-    most, num_runs = int(counts[majority]), int(counts.sum() - counts[majority]) + 1
+    most, num_places = int(counts[majority]), int(counts.sum())
+    num_runs = num_places - most + 1
+    cuts = (np.arange(num_runs + 1, dtype=np.int64) * most + draws.once(num_runs)) // num_runs
+    between = cuts[1:-1] - cuts[0] + np.arange(num_runs - 1)
     others = counts.copy()
     others[majority] = 0
-    separators = _follow_quotas(others, draws, may_repeat=True)
-    cuts = (np.arange(num_runs + 1, dtype=np.int64) * most + draws.once(num_runs)) // num_runs
-    order = np.full(int(counts.sum()), majority, dtype=np.int64)
-    order[cuts[1:-1] - cuts[0] + np.arange(num_runs - 1)] = separators
+    order = np.full(num_places, majority, dtype=np.int64)
+    order[between] = _follow_quotas(others, between.tolist(), num_places, draws)
     return order
 
 
