@@ -41,8 +41,12 @@ class CommitRecord(BaseModel):
     schema_version: int = RECORD_SCHEMA_VERSION
     bucket_id: int
     shard_id: int
+    chunk_tokens: int
+    shard_tokens: int
     samples: tuple[StoredSample, ...]
-    files: dict[str, tuple[int, str]]  # relative to the store -> size, SHA-256
+    # Relative to the store -> size, checksum: SHA-256 of token ids and mask; of states, SHA-256 over the CRCs of
+    # the chunks and the index, which costs nothing while writing and is checked at the speed of the disk.
+    files: dict[str, tuple[int, str]]
     split_forward_ids: tuple[int, ...] = ()  # forward batches that were cut for lack of memory
     fp8_error: Fp8Error | None = None
     checksum: str = ""  # SHA-256 of this document with the field blank

@@ -2,45 +2,54 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 TEMP_SUFFIX = ".tmp"
 _MAX_BUFFERS = 512  # buffers per writev; Linux allows 1,024
-_MAX_BYTES = 64 << 20  # bytes per writev
+_BATCH_BYTES = 8 << 20  # written together
 
 Buffer = Any  # bytes or a flat uint8 array
 
 
-def write_file(path: Path, buffers: Sequence[Buffer]) -> tuple[int, str]:
+def write_file(path: Path, buffers: Iterable[Buffer]) -> int:
     """Write buffers one after another to a file that appears only when it is complete and on disk.
+
+    While the next buffers are made and copied to the page cache, a thread pushes what is there to the disk.
 
     Args:
         path: Final name; its folder must exist.
-        buffers: Bytes or flat uint8 arrays; they are not copied.
+        buffers: Bytes or flat uint8 arrays; they are not copied. May be made on the way.
 
     Returns:
-        Size in bytes and SHA-256 of the content.
+        Size in bytes.
 
     Raises:
         OSError: If the disk is full or refuses; the temp file is removed.
     """
     temp = path.with_name(path.name + TEMP_SUFFIX)
+    size = 0
     try:
-        # The checksum is made by a second thread while the disk works.
-        with ThreadPoolExecutor(max_workers=1) as pool, temp.open("wb", buffering=0) as file:
-            digest = pool.submit(_hash, buffers)
-            _write_all(file.fileno(), buffers)
+        with temp.open("wb", buffering=0) as file, ThreadPoolExecutor(max_workers=1) as pool:
+            pushed: Future[None] | None = None
+            for batch in _batches(buffers):
+                if pushed is not None and pushed.done():
+                    pushed.result()  # an error of the disk shows here, once
+                    pushed = None
+                size += _write_all(file.fileno(), batch)
+                if pushed is None and size >= _BATCH_BYTES:
+                    pushed = pool.submit(os.fdatasync, file.fileno())
+            if pushed is not None:
+                pushed.result()
             os.fsync(file.fileno())
-            checksum = digest.result()
         temp.rename(path)
     except BaseException:
         temp.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
-    return sum(map(_size, buffers)), checksum
+    return size
 
 
 def checksum_of_bytes(content: Buffer) -> str:
@@ -66,28 +75,27 @@ def make_folder(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def _size(buffer: Buffer) -> int:
-    return memoryview(buffer).nbytes
-
-
-def _hash(buffers: Sequence[Buffer]) -> str:
-    digest = hashlib.sha256()
+def _batches(buffers: Iterable[Buffer]) -> Iterator[list[Buffer]]:
+    batch: list[Buffer] = []
+    num_bytes = 0
     for buffer in buffers:
-        digest.update(buffer)
-    return digest.hexdigest()
+        batch.append(buffer)
+        num_bytes += memoryview(buffer).nbytes
+        if len(batch) == _MAX_BUFFERS or num_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
 
 
-def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
-    pending = [memoryview(buffer) for buffer in buffers if _size(buffer)]
-    first = 0
-    while first < len(pending):
-        stop, num_bytes = first, 0
-        while stop < len(pending) and stop - first < _MAX_BUFFERS and num_bytes < _MAX_BYTES:
-            num_bytes += pending[stop].nbytes
-            stop += 1
-        written = os.writev(descriptor, pending[first:stop])
-        while first < stop and written >= pending[first].nbytes:
-            written -= pending[first].nbytes
-            first += 1
+def _write_all(descriptor: int, batch: Sequence[Buffer]) -> int:
+    views: list[memoryview[int]] = [memoryview(buffer) for buffer in batch]
+    pending = [view for view in views if view.nbytes]
+    total = sum(view.nbytes for view in pending)
+    while pending:
+        written = os.writev(descriptor, pending)
+        while pending and written >= pending[0].nbytes:
+            written -= pending.pop(0).nbytes
         if written:
-            pending[first] = pending[first][written:]
+            pending[0] = pending[0][written:]
+    return total

@@ -1,6 +1,7 @@
 """Zarr v3 shards by hand: inner chunks, each with its crc32c, then an index of (offset, size) with its own crc32c."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import google_crc32c
@@ -36,38 +37,82 @@ def encode_plain(data: NDArray[Any]) -> list[Buffer]:
     return [flat, crc_bytes(flat)]
 
 
-def encode_shard(
-    samples: Sequence[NDArray[Any]],
-    starts: Sequence[int],
-    *,
-    chunk_tokens: int,
-    shard_tokens: int,
-    codec: Codec,
-) -> list[Buffer]:
-    """Encode a shard whose samples each start on an inner chunk.
+class ShardEncoder:
+    """Encodes a shard, whose samples each start on an inner chunk, while it is written: iterate once."""
+
+    def __init__(
+        self,
+        samples: Sequence[NDArray[Any]],
+        starts: Sequence[int],
+        *,
+        chunk_tokens: int,
+        shard_tokens: int,
+        codec: Codec,
+    ) -> None:
+        """Take what the shard will hold.
+
+        Args:
+            samples: Rows of each sample. Shape of each: (num_tokens, ...); whole chunks are not copied.
+            starts: First row of each sample inside the shard, ascending multiples of chunk_tokens.
+            chunk_tokens: Rows of an inner chunk.
+            shard_tokens: Rows of the shard.
+            codec: Of the inner chunks.
+        """
+        self._samples = samples
+        self._starts = starts
+        self._chunk_tokens = chunk_tokens
+        self._num_chunks = shard_tokens // chunk_tokens
+        self._codec = codec
+        self._digest = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[Buffer]:
+        index = np.full((self._num_chunks, 2), MISSING, dtype="<u8")
+        offset = 0
+        for sample, start in zip(self._samples, self._starts, strict=True):
+            for first in range(0, len(sample), self._chunk_tokens):
+                payload = _encode_chunk(sample[first : first + self._chunk_tokens], self._chunk_tokens, self._codec)
+                crc = crc_bytes(payload)
+                self._digest.update(crc)
+                index[(start + first) // self._chunk_tokens] = offset, len(payload) + CRC_BYTES
+                offset += len(payload) + CRC_BYTES
+                yield payload
+                yield crc
+        table = as_bytes(index)
+        tail = table.tobytes() + crc_bytes(table)
+        self._digest.update(tail)
+        yield tail
+
+    def checksum(self) -> str:
+        """SHA-256 over the CRCs of the chunks, in the order of the file, and the index; known after iteration."""
+        return self._digest.hexdigest()
+
+
+def check_shard(data: NDArray[np.uint8], num_chunks: int) -> tuple[str | None, NDArray[np.bool_]]:
+    """Check every byte of a shard against its own CRCs.
 
     Args:
-        samples: Rows of each sample. Shape of each: (num_tokens, ...); whole chunks are not copied.
-        starts: First row of each sample inside the shard, ascending multiples of chunk_tokens.
-        chunk_tokens: Rows of an inner chunk.
-        shard_tokens: Rows of the shard.
-        codec: Of the inner chunks.
+        data: The whole file.
+        num_chunks: Chunk places of the shard.
 
     Returns:
-        Buffers that make the file, one after another.
+        What ``ShardEncoder.checksum`` gave when the file was written, if it is whole; None if the index is damaged.
+        And the chunk places that are missing or damaged, shape (num_chunks,).
     """
-    index = np.full((shard_tokens // chunk_tokens, 2), MISSING, dtype="<u8")
-    buffers: list[Buffer] = []
-    offset = 0
-    for sample, start in zip(samples, starts, strict=True):
-        for first in range(0, len(sample), chunk_tokens):
-            payload = _encode_chunk(sample[first : first + chunk_tokens], chunk_tokens, codec)
-            num_bytes = len(payload) + CRC_BYTES
-            index[(start + first) // chunk_tokens] = offset, num_bytes
-            buffers += [payload, crc_bytes(payload)]
-            offset += num_bytes
-    table = as_bytes(index)
-    return [*buffers, table, crc_bytes(table)]
+    tail = data[-(num_chunks * INDEX_ENTRY_BYTES + CRC_BYTES) :]
+    index = decode_index(tail)
+    damaged = np.ones(num_chunks, dtype=np.bool_)
+    if index is None:
+        return None, damaged
+    digest = hashlib.sha256()
+    present = np.flatnonzero(index[:, 0] != MISSING)
+    for chunk in present[np.argsort(index[present, 0])]:
+        offset, num_bytes = (int(value) for value in index[chunk])
+        stop = offset + num_bytes - CRC_BYTES
+        stored = data[stop : stop + CRC_BYTES].tobytes()
+        damaged[chunk] = crc_bytes(data[offset:stop]) != stored
+        digest.update(stored)
+    digest.update(tail.tobytes())
+    return digest.hexdigest(), damaged
 
 
 def decode_index(tail: NDArray[np.uint8]) -> NDArray[np.uint64] | None:

@@ -5,18 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from dflash_tools.contracts.fingerprint import checksum_of_file
 from dflash_tools.contracts.manifest import StoreManifest
 from dflash_tools.errors import StoreError
 from dflash_tools.store import commit
-from dflash_tools.store.arrays import CRC_BYTES, ArraySpec, shape_of, shard_arrays
+from dflash_tools.store.arrays import TOKEN_ARRAYS, shape_of, shard_arrays
 from dflash_tools.store.bf16 import all_finite
 from dflash_tools.store.damage import Damage
-from dflash_tools.store.direct import DirectReader
+from dflash_tools.store.direct import DirectReader, map_file
 from dflash_tools.store.reader import Sample, Store
-from dflash_tools.store.shard import INDEX_ENTRY_BYTES, MISSING, crc_bytes, decode_index
+from dflash_tools.store.shard import check_shard
 
 
 class ShardCheck:
@@ -81,6 +80,9 @@ class ShardCheck:
             }
             if set(record.files) != expected:
                 return f"names the files {sorted(record.files)}, expected {sorted(expected)}"
+            bucket = self._manifest.buckets[record.bucket_id]
+            if (record.chunk_tokens, record.shard_tokens) != (bucket.chunk_tokens, bucket.shard_tokens):
+                return "has other chunk or shard sizes than the manifest"
         return None
 
     def _check_files(self, record: commit.CommitRecord) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -92,35 +94,26 @@ class ShardCheck:
                 damaged[name] = ("missing", ())
             elif path.stat().st_size != size:
                 damaged[name] = (f"has {path.stat().st_size} bytes, {size} were written", ())
-            elif self._deep and checksum_of_file(path) != checksum:
-                damaged[name] = ("its bytes are not those that were written", self._locate(record, name))
+            elif self._deep:
+                found, hurt = self._read_bytes(record, name)
+                if found != checksum or hurt:
+                    damaged[name] = ("its bytes are not those that were written", hurt)
         return damaged
 
-    def _locate(self, record: commit.CommitRecord, name: str) -> tuple[str, ...]:
-        """Find the samples whose chunks fail their checksums."""
-        spec = self._spec(record, name)
-        if self._manifest is None or spec is None or spec.codec is None:
-            return ()
-        bucket = self._manifest.buckets[record.bucket_id]
-        data = np.fromfile(self._store / name, dtype=np.uint8)
-        tail = bucket.shard_tokens // bucket.chunk_tokens * INDEX_ENTRY_BYTES + CRC_BYTES
-        index = decode_index(data[-tail:])
-        if index is None:
-            return ()
-        first_token = record.shard_id * bucket.shard_tokens
+    def _read_bytes(self, record: commit.CommitRecord, name: str) -> tuple[str | None, tuple[str, ...]]:
+        """Checksum of a file as it is now, and the samples whose chunks fail their own."""
+        if name.split("/")[2] in {spec.name for spec in TOKEN_ARRAYS}:
+            return checksum_of_file(self._store / name), ()
+        data = map_file(self._store / name, record.files[name][0])
+        checksum, damaged = check_shard(data, record.shard_tokens // record.chunk_tokens)
+        if checksum is None:
+            return None, ()
         hurt = []
         for sample in record.samples:
-            first = (sample.start - first_token) // bucket.chunk_tokens
-            chunks = range(first, first - (-sample.num_tokens // bucket.chunk_tokens))
-            if not all(_is_whole(data, index[chunk]) for chunk in chunks):
+            first = sample.start % record.shard_tokens // record.chunk_tokens
+            if damaged[first : first - (-sample.num_tokens // record.chunk_tokens)].any():
                 hurt.append(sample.sample_id)
-        return tuple(hurt)
-
-    def _spec(self, record: commit.CommitRecord, name: str) -> ArraySpec | None:
-        if self._manifest is None:
-            return None
-        specs = shard_arrays(shape_of(self._manifest))
-        return next(spec for spec in specs if spec.file_name(record.bucket_id, record.shard_id) == name)
+        return checksum, tuple(hurt)
 
     def _check_values(self, rows: pl.DataFrame) -> Iterator[tuple[str, str]]:
         """Decode every sample and compare it with its index row; yields sample id and problem."""
@@ -150,13 +143,3 @@ def _value_problems(sample: Sample, num_supervised_tokens: int, num_valid_anchor
         )
     if np.any(sample.input_ids < 0):
         yield "input_ids holds negative ids"
-
-
-def _is_whole(data: NDArray[np.uint8], entry: NDArray[np.uint64]) -> bool:
-    if np.any(entry == MISSING):
-        return False
-    offset, num_bytes = (int(value) for value in entry)
-    stop = offset + num_bytes
-    if num_bytes < CRC_BYTES or stop > data.nbytes:
-        return False
-    return crc_bytes(data[offset : stop - CRC_BYTES]) == data[stop - CRC_BYTES : stop].tobytes()

@@ -31,7 +31,7 @@ from dflash_tools.store.fp8 import encode_fp8, measure_error, relative_errors
 from dflash_tools.store.index import index_fingerprint, read_index
 from dflash_tools.store.lock import LOCK_NAME
 from dflash_tools.store.manifest_file import MANIFEST_NAME, write_manifest
-from dflash_tools.store.shard import encode_plain, encode_shard
+from dflash_tools.store.shard import ShardEncoder, encode_plain
 
 
 class StoreWriter:
@@ -169,6 +169,8 @@ class StoreWriter:
         record = commit.CommitRecord(
             bucket_id=bucket_id,
             shard_id=shard_id,
+            chunk_tokens=self.buckets[bucket_id].chunk_tokens,
+            shard_tokens=self.buckets[bucket_id].shard_tokens,
             samples=tuple(
                 commit.StoredSample(sample_id=sample_id, start=start, num_tokens=num_tokens)
                 for sample_id, start, num_tokens in samples.select("sample_id", "start", "num_tokens").iter_rows()
@@ -259,14 +261,15 @@ class StoreWriter:
                     f"{spec.name}: got {values.dtype} rows of shape {values.shape[1:]}, "
                     f"expected {spec.dtype} rows of shape {spec.row_shape}"
                 )
-        buffers = encode_shard(
+        encoder = ShardEncoder(
             columns,
             self._starts(self.samples_of(bucket_id, shard_id), bucket_id, shard_id),
             chunk_tokens=bucket.chunk_tokens,
             shard_tokens=bucket.shard_tokens,
             codec=spec.codec,
         )
-        return write_file(self.store / spec.file_name(bucket_id, shard_id), buffers)
+        size = write_file(self.store / spec.file_name(bucket_id, shard_id), encoder)
+        return size, encoder.checksum()
 
     def _rows_by_shard(self) -> dict[tuple[int, int], tuple[int, int]]:
         keys = self.index.select("bucket_id", "shard_id").to_numpy()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dflash_tools.contracts.manifest import BucketLayout
 from dflash_tools.store.arrays import StoreShape, metadata_files
-from dflash_tools.store.shard import compress, crc32c, decode_index, decompress, encode_shard
+from dflash_tools.store.shard import ShardEncoder, check_shard, compress, crc32c, decode_index, decompress
 
 
 def test_the_crc_is_castagnolis():
@@ -27,13 +27,38 @@ def test_compression_gives_every_bit_back(num_values, typesize, seed):
 def test_an_index_knows_which_places_are_empty():
     samples = [np.ones((5, 2), dtype=np.uint16), np.full((3, 2), 2, dtype=np.uint16)]
     content = np.frombuffer(
-        b"".join(bytes(b) for b in encode_shard(samples, [0, 12], chunk_tokens=4, shard_tokens=16, codec="none")),
+        b"".join(bytes(b) for b in ShardEncoder(samples, [0, 12], chunk_tokens=4, shard_tokens=16, codec="none")),
         dtype=np.uint8,
     )
     index = decode_index(content[-(4 * 16 + 4) :])
     empty = np.iinfo(np.uint64).max
     assert index.tolist() == [[0, 20], [20, 20], [empty, empty], [40, 20]]
     assert len(content) == 3 * 20 + 4 * 16 + 4
+
+
+def test_every_byte_of_a_shard_is_covered_by_its_checksum():
+    samples = [np.arange(10, dtype=np.uint16).reshape(5, 2), np.ones((3, 2), dtype=np.uint16)]
+    encoder = ShardEncoder(samples, [0, 12], chunk_tokens=4, shard_tokens=16, codec="none")
+    content = np.frombuffer(b"".join(bytes(b) for b in encoder), dtype=np.uint8)
+    checksum, damaged = check_shard(content, 4)
+    assert checksum == encoder.checksum()
+    assert damaged.tolist() == [False, False, True, False]  # nothing was written to the third place
+    for bit in range(8 * len(content)):
+        flipped = content.copy()
+        flipped[bit // 8] ^= 1 << bit % 8
+        found, hurt = check_shard(flipped, 4)
+        assert found != checksum or hurt.sum() > 1
+
+
+def test_chunks_that_changed_places_change_the_checksum():
+    """A CRC over data and their own CRCs would not notice: it does not depend on the data."""
+    samples = [np.full((4, 2), value, dtype=np.uint16) for value in (1, 2)]
+    checksums = set()
+    for order in (samples, samples[::-1]):
+        encoder = ShardEncoder(order, [0, 4], chunk_tokens=4, shard_tokens=8, codec="none")
+        list(encoder)
+        checksums.add(encoder.checksum())
+    assert len(checksums) == 2
 
 
 def test_a_damaged_index_is_not_read():
@@ -43,7 +68,7 @@ def test_a_damaged_index_is_not_read():
 
 def test_whole_chunks_are_not_copied():
     sample = np.ones((8, 2), dtype=np.uint16)
-    buffers = encode_shard([sample], [0], chunk_tokens=4, shard_tokens=8, codec="none")
+    buffers = list(ShardEncoder([sample], [0], chunk_tokens=4, shard_tokens=8, codec="none"))
     assert np.shares_memory(buffers[0], sample)
 
 
