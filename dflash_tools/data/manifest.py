@@ -70,7 +70,7 @@ def resolve_data(section: DataSection, config_dir: Path) -> ResolvedData:
         ConfigError: If there is no source, a file is missing, or a manifest does not fit.
     """
     manifest, manifest_dir = _read_manifest(section, config_dir)
-    loss_on = section.loss_on or (manifest and manifest.loss_on) or "assistant"
+    default_loss_on = (manifest and manifest.loss_on) or "assistant"
     if section.sources:
         entries: tuple[SourceEntry, ...] = tuple(SourceEntry(path=path) for path in section.sources)
         base = config_dir
@@ -83,14 +83,19 @@ def resolve_data(section: DataSection, config_dir: Path) -> ResolvedData:
         kwargs = manifest.chat_template_kwargs
     return ResolvedData(
         name=manifest.name if manifest else "sources",
-        sources=tuple(_resolve_source(entry, base, loss_on) for entry in entries),
+        sources=tuple(
+            _resolve_source(entry, base, section.loss_on or entry.loss_on or default_loss_on) for entry in entries
+        ),
         license=manifest.license if manifest else "",
         origin=manifest.origin if manifest else "",
         chat_template=_read_template(section, manifest, config_dir, manifest_dir),
         chat_template_kwargs=dict(kwargs or {}),
         max_tokens=section.max_tokens or (manifest and manifest.max_tokens) or DEFAULT_MAX_TOKENS,
         too_long=section.too_long or (manifest and manifest.too_long) or "truncate",
-        loss_on=loss_on,
+        loss_on=section.loss_on or default_loss_on,
+        history=section.history or (manifest and manifest.history) or "expand",
+        control_tokens=section.control_tokens or (manifest and manifest.control_tokens) or "text",
+        duplicates=section.duplicates or (manifest and manifest.duplicates) or "keep",
         validation_fraction=section.validation_fraction,
         min_validation_samples=section.min_validation_samples,
     )
@@ -121,5 +126,10 @@ def _resolve_source(entry: SourceEntry, base: Path, loss_on: str) -> ResolvedSou
     named = entry.path.startswith(HUB_PREFIX) or entry.path == PYTHON_REFERENCE
     files = {} if named else find_files(entry.path, base)
     return ResolvedSource(
-        name=entry.path, paths=tuple(files.values()), file_names=tuple(files), limit=entry.limit, loss_on=loss_on
+        name=entry.path,
+        paths=tuple(files.values()),
+        file_names=tuple(files),
+        limit=entry.limit,
+        weight=entry.weight or 1.0,
+        loss_on=loss_on,
     )

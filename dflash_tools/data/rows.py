@@ -19,7 +19,7 @@ from dflash_tools.data.shapes import Conversation, PlainText, TokenIds, read_sha
 from dflash_tools.data.template import RESERVED, compile_template, mark_typed_tokens
 from dflash_tools.data.text_split import split_text
 from dflash_tools.data.tokenizer import control_tokens, template_sources
-from dflash_tools.data.turns import Chat, MarkedText, control_token_pattern, find_supervised
+from dflash_tools.data.turns import Chat, MarkedText, control_token_pattern, find_document_end, find_supervised
 from dflash_tools.errors import DataError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class RowReader:
         self._unusual = re.compile(f"{control_token_pattern(written_tokens).pattern}|{RESERVED.pattern}")
         self._templates = template_sources(tokenizer)
         _check_syntax(self._templates)
+        self._document_ends: dict[str, str] = {}  # by template
         self._variables: dict[str, Any] = {**tokenizer.special_tokens_map, **data.chat_template_kwargs}
         self._num_ids = max(tokenizer.get_vocab().values(), default=-1) + 1
 
@@ -155,7 +156,10 @@ class RowReader:
             )
         if any("reasoning_content" in message for message in conversation.messages) and not _reads_reasoning(source):
             notes.add("reasoning not read by the template")
-        chat = Chat(conversation, compile_template(source), self._variables)
+        template = compile_template(source)
+        if source not in self._document_ends:
+            self._document_ends[source] = find_document_end(template, self._variables, self._control_tokens)
+        chat = Chat(conversation, template, self._variables, self._document_ends[source])
         if loss_on == "all":
             full = chat.render(len(chat.messages)).text
             return [MarkedText(full, ((0, len(full)),))]

@@ -6,6 +6,7 @@ rendering of the whole conversation does not contain that same beginning, the te
 their thinking, say), and the conversation becomes one sample per turn.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,7 +42,10 @@ class _Turn:
 class Chat:
     """A conversation with the template that renders its prefixes."""
 
-    def __init__(self, conversation: Conversation, template: jinja2.Template, variables: dict[str, Any]) -> None:
+    def __init__(
+        self, conversation: Conversation, template: jinja2.Template, variables: dict[str, Any], document_end: str
+    ) -> None:
+        self.document_end = document_end
         self.messages = conversation.messages
         self.counts = conversation.counts
         self._tools = conversation.tools
@@ -73,6 +77,30 @@ class Chat:
             raise RowError("template_error", _first_line(error)) from None
         self.messages = messages
         return result
+
+
+def find_document_end(template: jinja2.Template, variables: dict[str, Any], control_tokens: re.Pattern[str]) -> str:
+    """Find what a template writes only after the last turn, such as an EOS behind the end-of-turn token.
+
+    The target never emits it. It shows when a conversation is rendered with and without a further question: what both
+    share ends with a whole end-of-turn token, and the shorter one goes on.
+    """
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    try:
+        short, long = (
+            render(template, messages[:count], None, variables, add_generation_prompt=False).text for count in (2, 3)
+        )
+    except TEMPLATE_ERRORS:
+        return ""
+    shared = os.path.commonprefix([short, long])  # noqa: RUF071 - characters are what is wanted
+    ends = [match.end() for match in control_tokens.finditer(short) if match.end() <= len(shared)]
+    if not ends or shared == short or re.search("[bc]", control_tokens.sub("", short[ends[-1] :])):
+        return ""
+    return short[ends[-1] :].lstrip()
 
 
 def _first_line(error: Exception) -> str:
@@ -148,7 +176,8 @@ def _find_turn(chat: Chat, index: int, prompt: str, full: Rendering, control_tok
     if not own.text.startswith(prompt):
         return None
     message = chat.messages[index]
-    start, end = len(prompt), _end_of_turn(own.text, len(prompt), control_tokens)
+    own_text = own.text.removesuffix(chat.document_end)
+    start, end = len(prompt), _end_of_turn(own_text, len(prompt), control_tokens)
     if not message.get("reasoning_content") and not message["content"].lstrip().startswith("<think>"):
         empty = _EMPTY_THINKING.match(own.text, start, end)
         start = empty.end() if empty else start
