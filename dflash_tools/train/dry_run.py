@@ -1,10 +1,13 @@
 """``train --dry-run``: what a run will take, measured on this machine where that is cheap."""
 
+import os
 import time
 from typing import Any
 
 import numpy as np
+import torch
 
+from dflash_tools.train.batch import BatchRequest
 from dflash_tools.train.step import Learner
 from dflash_tools.train.work import Work, probe_largest_batch
 
@@ -22,8 +25,8 @@ def describe_run(work: Work, learner: Learner) -> dict[str, Any]:
         learner: A fresh drafter; its weights stay as they are.
 
     Returns:
-        Parameters, steps, tokens, memory, the read rate that compute on this device asks for, and the rate that a
-        short probe of this disk gave.
+        Parameters, steps, tokens, memory, the read rate that compute on this device asks for, the rate that a short
+        probe of this disk gave, and the first batches.
 
     Raises:
         UserError: If the largest batch does not fit into memory.
@@ -44,12 +47,7 @@ def describe_run(work: Work, learner: Learner) -> dict[str, Any]:
         "held_out_samples": len(samples.validation_rows),
         "num_tokens": int(samples.num_tokens[plan.sample_rows].sum()),
         "num_anchors": int(work.anchors_of_row[plan.sample_rows].sum()),
-        "largest_batch": {
-            "batch": largest.batch,
-            "samples": len(largest.rows),
-            "tokens": int(largest.num_tokens.sum()),
-            "anchors": int(largest.num_anchors.sum()),
-        },
+        "largest_batch": _describe_batch(largest),
         "memory_bytes": {
             "weights_gradients_moments": learner.num_parameters * MASTER_BYTES,
             "frozen_embedding_and_head": frozen_bytes,
@@ -57,12 +55,30 @@ def describe_run(work: Work, learner: Learner) -> dict[str, Any]:
             "batches_read_ahead": work.config.hardware.prefetch_bytes,
             "checkpoint_copy": learner.num_parameters * 12,
         },
+        "available_memory_bytes": _available_bytes(learner.device),
         "checkpoint_bytes": learner.num_parameters * 12,
         "seconds_per_batch": compute_seconds,
         "estimated_hours": compute_seconds * len(plan) / 3600,
         "needed_bytes_per_second": float(state_bytes.mean()) / compute_seconds,
-        "probed_disk_bytes_per_second": read_rate,
+        "probed_read_bytes_per_second": read_rate,
+        "first_batches": [_describe_batch(work.request(batch)) for batch in range(min(5, len(plan)))],
     }
+
+
+def _describe_batch(request: BatchRequest) -> dict[str, int]:
+    return {
+        "batch": request.batch,
+        "bucket_id": request.bucket_id,
+        "samples": len(request.rows),
+        "tokens": int(request.num_tokens.sum()),
+        "anchors": int(request.num_anchors.sum()),
+    }
+
+
+def _available_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _some_batches(num_batches: int, count: int) -> list[int]:
@@ -91,7 +107,7 @@ def _activation_bytes(work: Work, num_anchors: int) -> int:
 
 
 def _probe_disk(work: Work) -> float:
-    """Read batches from all over the plan for a moment. Unit: bytes per second; the page cache helps if it is warm."""
+    """Read batches from all over the plan for a moment. Unit: bytes per second; a warm page cache counts."""
     started, num_bytes = time.perf_counter(), 0
     for batch in np.random.default_rng(0).permutation(len(work.plan))[:1000].tolist():
         request = work.request(batch)

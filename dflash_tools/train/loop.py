@@ -99,7 +99,7 @@ class TrainingLoop:
         work, world = self._work, self._learner.world
         step = self.state.step
         batches = work.plan.batches_of_step(step)
-        shares = [work.batches_of_rank(step, rank, world.size) for rank in range(world.size)]
+        shares = work.shares(step, world.size)
         table = self._learner.make_table(len(batches))
         for batch in shares[world.rank]:
             self._learner.accumulate(next(feed), table[batch - batches.start])

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
@@ -58,7 +59,7 @@ class TrainProgress:
             return
         self._last_line = now
         left = (now - self._started) / (done - self._first) * (self._num_steps - done)
-        self._print(f"step {done}/{self._num_steps} · {_figures(record)} · {left:.0f} s left")
+        self._print(f"step {done}/{self._num_steps} · {_figures(record)} · {timedelta(seconds=round(left))} left")
 
     def show_evaluation(self, record: EvaluationRecord) -> None:
         """Show one held-out evaluation."""

@@ -47,11 +47,15 @@ def batch_costs(
     return costs
 
 
-def batches_of_rank(plan: BatchPlan, costs: NDArray[np.float64], step: int, *, rank: int, world_size: int) -> list[int]:
-    """This rank's batches of a step, ascending; none if there are fewer batches than ranks."""
+def share_step(plan: BatchPlan, costs: NDArray[np.float64], step: int, world_size: int) -> list[list[int]]:
+    """Share the batches of a step among ranks, by cost.
+
+    Returns:
+        Batches of each rank, ascending; none for some if there are fewer batches than ranks.
+    """
     batches = plan.batches_of_step(step)
-    share = deal_to_ranks(costs[batches.start : batches.stop], world_size)[rank]
-    return [batches.start + int(position) for position in share]
+    shares = deal_to_ranks(costs[batches.start : batches.stop], world_size)
+    return [[batches.start + int(position) for position in share] for share in shares]
 
 
 def evaluation_requests(samples: Samples, config: TrainConfig) -> list[BatchRequest]:

@@ -101,6 +101,11 @@ def _train(setup: Setup, run_dir: Path, attempt: int) -> dict[str, Any]:
         progress = TrainProgress(setup.plan.num_steps, done=setup.first_step, silent=not first)
         for problem in setup.point.problems if setup.point else ():
             progress.say(f"passed over: {problem}")
+        if setup.point and setup.point.state.versions != library_versions():
+            progress.say(
+                f"resumed with {_join(library_versions())}, saved with {_join(setup.point.state.versions)}: "
+                "results agree, but perhaps not to the bit"
+            )
         if setup.first_step < setup.plan.num_steps:
             probe_largest_batch(learner, work)
         loop = TrainingLoop(
@@ -133,3 +138,7 @@ def _is_evaluated(run_dir: Path, point: ResumePoint | None) -> bool:
         return False
     record = read_evaluations(run_dir).get(point.state.step)
     return record is not None and record.attempt == point.state.attempt
+
+
+def _join(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())

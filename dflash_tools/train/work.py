@@ -12,7 +12,7 @@ from dflash_tools.contracts.plan import BatchPlan
 from dflash_tools.errors import UserError
 from dflash_tools.train.batch import BatchReader, BatchRequest
 from dflash_tools.train.records import Composition
-from dflash_tools.train.requests import batches_of_rank, plan_request
+from dflash_tools.train.requests import plan_request, share_step
 from dflash_tools.train.step import Learner
 
 
@@ -42,14 +42,14 @@ class Work:
         """Ask for one batch of the plan."""
         return plan_request(self.plan, batch, self.reader.samples, self.anchors_of_row)
 
-    def batches_of_rank(self, step: int, rank: int, world_size: int) -> list[int]:
-        """Batches of a step that a rank computes, ascending."""
-        return batches_of_rank(self.plan, self.costs, step, rank=rank, world_size=world_size)
+    def shares(self, step: int, world_size: int) -> list[list[int]]:
+        """Batches of a step that each rank computes, ascending."""
+        return share_step(self.plan, self.costs, step, world_size)
 
     def requests(self, from_step: int, rank: int, world_size: int) -> Iterator[BatchRequest]:
         """Ask for a rank's batches of every step from ``from_step`` on, in plan order."""
         for step in range(from_step, self.plan.num_steps):
-            for batch in self.batches_of_rank(step, rank, world_size):
+            for batch in self.shares(step, world_size)[rank]:
                 yield self.request(batch)
 
 

@@ -2,13 +2,14 @@ import threading
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_tools.errors import StoreError
 from dflash_tools.train.feed import Feed
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 50), max_size=30),
     st.integers(1, 120),

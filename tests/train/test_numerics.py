@@ -212,7 +212,8 @@ def test_dry_run_tells_what_a_run_takes_and_writes_nothing(store_dir, make_confi
     assert result["held_out_samples"] == 2
     assert result["memory_bytes"]["weights_gradients_moments"] == 16 * result["num_parameters"]
     assert result["needed_bytes_per_second"] > 0
-    assert result["probed_disk_bytes_per_second"] > 0
+    assert result["probed_read_bytes_per_second"] > 0
+    assert [batch["batch"] for batch in result["first_batches"]] == [0, 1, 2, 3, 4]
     weights = load_checkpoint(find_checkpoint(straight_run, "latest")[0])[0]
     assert result["num_parameters"] == sum(tensor.numel() for tensor in weights.values())
 

@@ -283,3 +283,17 @@ def test_kill_9_at_every_step_in_turn_ends_the_same(store_dir, make_config, stra
         assert result.returncode == (-signal.SIGKILL if step < NUM_STEPS else 0), result.stderr
     assert end_state(run_dir) == end_state(straight_run)
     assert Path(run_dir / "log.jsonl").read_text().endswith("\n")
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_command_saves_and_exits_143(store_dir, make_config, tmp_path):
+    config = write_config(make_config(plan__num_epochs=500), tmp_path / "train.toml")
+    command = ["train", str(config), "--store", str(store_dir), "--run", str(tmp_path / "run")]
+    process = subprocess.Popen([sys.executable, "-m", "dflash_tools", *command], stderr=subprocess.PIPE, text=True)
+    while "step 1/" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 143, errors
+    steps = read_steps(tmp_path / "run")
+    assert find_checkpoint(tmp_path / "run", "latest")[1].step == len(steps)

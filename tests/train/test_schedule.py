@@ -1,11 +1,12 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_tools.config import OptimizerSection
 from dflash_tools.train.schedule import learning_rate_at
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 400),
     st.floats(0, 1),
