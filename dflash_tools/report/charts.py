@@ -6,6 +6,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from dflash_tools.report.columns import largest_of
 from dflash_tools.report.document import Chart, ChartKind
 from dflash_tools.report.format import is_share
 
@@ -37,6 +38,7 @@ _CONFIG: dict[str, Any] = {
         "labelFontSize": 12,
         "titleFontSize": 12,
         "titleFontWeight": "normal",
+        "labelLimit": 280,
     },
     "range": {"category": list(PALETTE)},
 }
@@ -112,7 +114,13 @@ def _pick_by_legend(drawn: Any, chart: Chart, opacity: float) -> Any:
 def _draw_bars(base: Any, chart: Chart) -> Any:
     offset = {"xOffset": alt.XOffset(chart.color, type="nominal", sort=None)} if chart.color else {}
     x = alt.X(chart.x, type="ordinal", sort=None, title=chart.title_of(chart.x), axis=alt.Axis(labelAngle=0))
-    y = _axis(chart, chart.y, alt.Y, stack=None, scale=alt.Scale(type="symlog") if chart.log_y else alt.Undefined)
+    if chart.log_y:
+        # Symlog, unlike log, has a place for zero and for bars of one.
+        ticks = [0, *(10**power for power in range(10) if 10**power <= largest_of(chart.frame, chart.y))]
+        axis, scale = alt.Axis(values=ticks, format=",~s"), alt.Scale(type="symlog")
+        y = alt.Y(chart.y, type="quantitative", title=chart.title_of(chart.y), stack=None, axis=axis, scale=scale)
+    else:
+        y = _axis(chart, chart.y, alt.Y, stack=None)
     return base.mark_bar().encode(x=x, y=y, tooltip=_tooltip(chart), **offset, **_color(chart))
 
 
@@ -123,7 +131,7 @@ def _draw_stack(base: Any, chart: Chart) -> Any:
 
 
 def _scale(chart: Chart) -> alt.Scale:
-    return alt.Scale(type="log") if chart.log_y else alt.Scale(zero=False)
+    return alt.Scale(type="log", nice=False) if chart.log_y else alt.Scale(zero=False)
 
 
 def _draw_line(base: Any, chart: Chart) -> Any:
@@ -149,11 +157,12 @@ def _draw_points(base: Any, chart: Chart) -> Any:
 def _draw_ranges(base: Any, chart: Chart) -> Any:
     x = alt.X(chart.x, type="ordinal", sort=None, title=chart.title_of(chart.x), axis=alt.Axis(labelAngle=0))
     scale = _scale(chart)
+    axis = alt.Axis(format=".0%") if is_share(chart.y) else alt.Axis()
     bars = base.mark_bar(size=14, opacity=0.45, color=PALETTE[0]).encode(
-        x=x, y=alt.Y("low", type="quantitative", title=chart.title_of(chart.y), scale=scale), y2="high"
+        x=x, y=alt.Y("low", type="quantitative", title=chart.title_of(chart.y), scale=scale, axis=axis), y2="high"
     )
     marks = base.mark_tick(size=22, thickness=3, color=PALETTE[1]).encode(
-        x=x, y=alt.Y(chart.y, type="quantitative", scale=scale), tooltip=_tooltip(chart)
+        x=x, y=alt.Y(chart.y, type="quantitative", scale=scale, axis=axis), tooltip=_tooltip(chart)
     )
     return bars + marks
 

@@ -196,16 +196,7 @@ def mixing_section(whole: Composition) -> Section:
                 color="bucket",
                 titles={"share_of_batches": "share of batches", "tenth": "tenth of the epoch"},
             ),
-            Chart(
-                name="step_entropy",
-                title="Entropy of the buckets of a step",
-                description=f"Unit: bits; {whole.entropy_bits:.2f} would be as mixed as all batches together.{remark}",
-                kind="line",
-                frame=entropy.select("step", "entropy_bits"),
-                x="step",
-                y="entropy_bits",
-                titles={"entropy_bits": "entropy (bits)"},
-            ),
+            _entropy_chart(whole, entropy, remark),
             Chart(
                 name="step_mean_tokens",
                 title="Mean length of the samples of a step",
@@ -230,6 +221,21 @@ def mixing_section(whole: Composition) -> Section:
             Table(name="batches", title="Batches", frame=whole.batches, shown=False),
             Table(name="step_composition", title="Steps", frame=whole.steps, shown=False),
         ),
+    )
+
+
+def _entropy_chart(whole: Composition, thinned: pl.DataFrame, remark: str) -> Chart | None:
+    if largest_of(whole.steps, "num_batches") < 2:
+        return None
+    return Chart(
+        name="step_entropy",
+        title="Entropy of the buckets of a step",
+        description=f"Unit: bits; {whole.entropy_bits:.2f} would be as mixed as all batches together.{remark}",
+        kind="line",
+        frame=thinned.select("step", "entropy_bits"),
+        x="step",
+        y="entropy_bits",
+        titles={"entropy_bits": "entropy (bits)"},
     )
 
 

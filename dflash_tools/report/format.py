@@ -19,7 +19,8 @@ def format_value(column: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
-        return value
+        # Sixteen digits tell fingerprints apart; JSON and Parquet hold all of them.
+        return value[:16] if column.endswith("fingerprint") else value
     if isinstance(value, float) and not math.isfinite(value):
         return MISSING if math.isnan(value) else str(value)
     return _format_number(column, value)

@@ -83,7 +83,7 @@ def _resets(facts: RunFacts) -> Finding | None:
     before = median_of(resets, "loss_before")
     return Finding(
         rule="resets",
-        weight=min(1.0, 0.7 + number / 100),
+        weight=min(1.0, 0.85 + number / 100),
         sentence=(
             f"{number} {'reset' if number == 1 else 'resets'}: the loss rose by {rise:.2f} above the level of its "
             f"buckets (from {before:.2f}), "

@@ -13,6 +13,7 @@ from dflash_tools.report.document import Chart, Report, Section, Table, single_f
 from dflash_tools.report.format import format_value, heading
 
 MAX_ROWS = 24
+_GAP = 2
 _TICKS = "▁▂▃▄▅▆▇█"
 
 
@@ -67,25 +68,49 @@ def _is_printed(part: Table | Chart) -> bool:
 
 
 def _print_table(table: Table, out: Console) -> None:
+    columns = [(name, dtype.is_numeric()) for name, dtype in table.frame.schema.items()]
     rows = [
-        [format_value(column, value) for column, value in row.items()]
+        [format_value(name, value) for name, value in row.items()]
         for row in table.frame.head(MAX_ROWS).iter_rows(named=True)
     ]
-    grid = Grid(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for place, (column, dtype) in enumerate(table.frame.schema.items()):
-        # A heading may wrap between words; a number never does.
-        width = max((len(row[place]) for row in rows), default=1) if dtype.is_numeric() else None
-        grid.add_column(
-            heading(column), justify="right" if dtype.is_numeric() else "left", min_width=width, overflow="fold"
-        )
-    for row in rows:
-        grid.add_row(*(Text(text) for text in row))
+    values = [max((len(row[place]) for row in rows), default=0) for place in range(len(columns))]
+    # A heading may wrap between words and a text anywhere; a number never does.
+    narrow = [
+        min(max([values[place] if numeric else 0, *(len(word) for word in heading(name).split())]), out.width - _GAP)
+        for place, (name, numeric) in enumerate(columns)
+    ]
+    wide = [max(values[place], len(heading(name))) for place, (name, _) in enumerate(columns)]
     out.print(Text(table.title, style="italic"))
-    out.print(grid)
+    for places in _pieces(narrow, out.width):
+        grid = Grid(header_style="bold", box=None, padding=(0, _GAP, 0, 0))
+        spare = max(0, out.width - sum(narrow[place] + _GAP for place in places))
+        wish = max(1, sum(max(0, wide[place] - narrow[place]) for place in places))
+        for place in places:
+            extra = max(0, wide[place] - narrow[place]) * min(spare, wish) // wish
+            name, numeric = columns[place]
+            grid.add_column(
+                heading(name), justify="right" if numeric else "left", width=narrow[place] + extra, overflow="fold"
+            )
+        for row in rows:
+            grid.add_row(*(Text(row[place]) for place in places))
+        out.print(grid)
     if table.note:
         out.print(Text(table.note, style="dim"))
     if len(table.frame) > MAX_ROWS:
         out.print(Text(f"first {MAX_ROWS} of {len(table.frame):,} rows; --out DIR writes all", style="dim"))
+
+
+def _pieces(widths: list[int], room: int) -> list[list[int]]:
+    """Cut a table that is too wide into several, each led by its first column, so that no number is ever cut."""
+    pieces = [[0]]
+    used = widths[0] + _GAP
+    for place, width in enumerate(widths[1:], start=1):
+        if used + width + _GAP > room and len(pieces[-1]) > 1:
+            pieces.append([0])
+            used = widths[0] + _GAP
+        pieces[-1].append(place)
+        used += width + _GAP
+    return pieces
 
 
 def sparkline_of(chart: Chart, width: int = 60) -> Text:

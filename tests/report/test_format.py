@@ -20,6 +20,7 @@ from dflash_tools.report.format import format_value, heading
         ("loss", None, "–"),
         ("skipped", True, "yes"),
         ("strategy", "interleave", "interleave"),
+        ("plan_fingerprint", "0123456789abcdef" * 4, "0123456789abcdef"),
     ],
 )
 def test_the_unit_in_a_name_decides_how_a_value_reads(column, value, text):

@@ -2,6 +2,7 @@ import io
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -23,9 +24,13 @@ def test_figures_diagnosis_tables_and_curves_are_printed(run):
         assert words in text
 
 
-def test_numbers_are_never_cut(store, config):
-    text = printed(report_plan(config, [store]), width=100)
-    assert "…" not in text
+@pytest.mark.parametrize("width", [40, 80, 97, 110, 118, 160])
+def test_numbers_are_never_cut_however_narrow_the_terminal(store, config, width):
+    report = report_plan(config, [store])
+    text = printed(report, width=width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for value in report.table("buckets").get_column("padding_efficiency"):
+        assert f"{100 * value:.1f} %" in text
 
 
 def test_a_long_table_says_how_many_rows_it_has():
