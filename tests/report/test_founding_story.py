@@ -75,6 +75,17 @@ def test_the_run_says_that_the_order_did_it_and_neither_checkpoints_nor_data(run
     assert first in read_page()
 
 
+def test_jumps_after_checkpoints_are_not_blamed_on_the_order(tmp_path, founding_store):
+    def disturb(batches):
+        step = batches.get_column("step").to_numpy()
+        return np.where((step % 100 < 2) & (step > 50), 0.8, 0.0)
+
+    run = make_run(tmp_path / "run", founding_store, founding_config("shuffle"), fault=disturb)
+    (sentence,) = [one for one in report_run(run).diagnosis if "resets" in one]
+    assert "6 of 6 come right after a checkpoint, as do 2.6% of all steps" in sentence
+    assert "6 of 6 resets come right after one, as do 2.6 % of all steps" in read_page()
+
+
 def test_the_same_weakness_stays_asleep_under_interleave(runs):
     report = report_run(runs["interleave"])
     assert report.figures["resets"] == 0
