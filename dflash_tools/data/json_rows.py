@@ -12,6 +12,7 @@ from dflash_tools.data.raw import RawRow, RawRows
 
 BLOCK_BYTES = 1 << 20
 _CAREFUL_BYTES = 4096
+_HEAD_BYTES = 4096
 
 
 def read_blocks(path: Path, kind: FileKind) -> Iterator[bytes]:
@@ -68,23 +69,33 @@ def read_json_rows(path: Path, kind: FileKind, name: str) -> RawRows:
     Raises:
         DataError: If the unpacked content is surely no JSON text.
     """
-    blocks = read_blocks(path, kind)
-    try:
-        head = next(blocks, b"")
-    except DamagedFile as damage:
-        yield RawRow(1, None, damage=f"no byte can be unpacked: {damage}")
-        return
+    head, blocks = _take_head(read_blocks(path, kind))
     refuse_foreign(head, name)
+    start = head.removeprefix(BOM).lstrip()
+    first_line, is_whole, _ = start.partition(b"\n")
+    if start.startswith(b"[") or (is_whole and first_line.strip() == b"{"):
+        yield from _read_values(blocks)
+    else:
+        yield from _read_lines(blocks)
+
+
+def _take_head(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """Look at the first bytes; give them, and all blocks with whatever ends them."""
+    head = b""
+    damage: DamagedFile | None = None
+    try:
+        while len(head) < _HEAD_BYTES and (block := next(blocks, b"")):
+            head += block
+    except DamagedFile as error:
+        damage = error
 
     def all_blocks() -> Iterator[bytes]:
         yield head
+        if damage is not None:
+            raise damage
         yield from blocks
 
-    start = head.removeprefix(BOM).lstrip()
-    if start.startswith(b"[") or start.split(b"\n", 1)[0].strip() == b"{":
-        yield from _read_values(all_blocks())
-    else:
-        yield from _read_lines(all_blocks())
+    return head, all_blocks()
 
 
 def _read_lines(blocks: Iterator[bytes]) -> RawRows:

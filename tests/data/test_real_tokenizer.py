@@ -27,5 +27,3 @@ def test_the_python_reference_is_cut_at_paragraph_ends_with_a_real_tokenizer(smo
     assert all(sample.loss_mask.all() for sample in samples)
     held_out = choose_split([sample.conversation_id for sample in samples], 0.1, 8)
     assert 8 <= held_out.sum() < len(samples) / 2
-
-
