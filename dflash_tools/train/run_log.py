@@ -5,6 +5,7 @@ A restart appends under a larger ``attempt``; of two records of a step the one w
 
 import json
 import os
+from collections.abc import Collection, Iterator
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -44,30 +45,35 @@ class RunLog:
 
 def read_evaluations(run_dir: Path) -> dict[int, EvaluationRecord]:
     """Evaluations by step, ascending; of several the one with the largest attempt."""
-    path = run_dir / EVALUATION_FILE
     newest: dict[int, EvaluationRecord] = {}
-    for line in _whole_lines(path):
+    for line in _whole_lines(run_dir / EVALUATION_FILE):
         record = EvaluationRecord.model_validate_json(line)
         if record.step not in newest or record.attempt >= newest[record.step].attempt:
             newest[record.step] = record
     return dict(sorted(newest.items()))
 
 
-def read_steps(run_dir: Path) -> dict[int, dict[str, Any]]:
-    """Step records by step, ascending, as plain JSON; of several the one with the largest attempt."""
-    newest: dict[int, dict[str, Any]] = {}
+def read_steps(run_dir: Path, keys: Collection[str] | None = None) -> dict[int, dict[str, Any]]:
+    """Step records by step, ascending, as plain JSON; of several the one with the largest attempt.
+
+    Args:
+        run_dir: The run folder.
+        keys: Keep only these keys of a record; None = all. A long log with all of them takes much memory.
+    """
+    newest: dict[int, tuple[int, dict[str, Any]]] = {}
     for line in _whole_lines(run_dir / LOG_FILE):
         record = json.loads(line)
-        if record["step"] not in newest or record["attempt"] >= newest[record["step"]]["attempt"]:
-            newest[record["step"]] = record
-    return dict(sorted(newest.items()))
+        step, attempt = record["step"], record["attempt"]
+        if step not in newest or attempt >= newest[step][0]:
+            newest[step] = (attempt, record if keys is None else {key: record[key] for key in keys})
+    return {step: record for step, (_, record) in sorted(newest.items())}
 
 
-def _whole_lines(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return text[: text.rfind("\n") + 1].splitlines()
+def _whole_lines(path: Path) -> Iterator[str]:
+    if path.is_file():
+        with path.open(encoding="utf-8") as file:
+            # A process that is writing, or was killed, may have left half a line at the end.
+            yield from (line for line in file if line.endswith("\n"))
 
 
 def _open_for_append(path: Path) -> TextIOWrapper:

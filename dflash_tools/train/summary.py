@@ -19,7 +19,8 @@ def summarise_run(run_dir: Path, state: TrainState, *, num_parameters: int) -> d
         Held-out loss and estimated acceptance length (bonus token counted) of the first and the last weights, None
         without held-out samples; real tokens per second and the share of time spent waiting for data.
     """
-    steps = list(read_steps(run_dir).values())[: state.step]
+    keys = ("num_tokens", "data_wait_seconds", "compute_seconds", "checkpoint_seconds")
+    steps = list(read_steps(run_dir, keys).values())[: state.step]
     evaluations = list(read_evaluations(run_dir).values())
     first, last = (evaluations[0], evaluations[-1]) if evaluations else (None, None)
     wait_seconds = sum(record["data_wait_seconds"] for record in steps)

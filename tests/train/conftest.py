@@ -9,6 +9,14 @@ from safetensors.torch import load_file
 from dflash_tools.config import TrainConfig
 from dflash_tools.contracts.run_folder import newest_checkpoint
 from dflash_tools.train.run import run_training
+from dflash_tools.train.world import Threads
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Tiny tensors: more threads only wait for each other."""
+    with Threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")
