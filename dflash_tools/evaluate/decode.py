@@ -116,11 +116,11 @@ def decode_plain(target: Target, prompt_ids: Sequence[int], options: DecodeOptio
     session, generator = TargetSession(target), torch.Generator().manual_seed(options.seed)
     first = session.prefill(prompt_ids)
     started = _now(target)
-    tokens, gaps = [_choose(first.logits_TV[0], options, generator)], [_gap(first.logits_TV[0])]
+    tokens, gaps = [_choose(first.logits_TV[0], options, generator)], _gaps(first.logits_TV)
     while not _ended(tokens, options):
         step = session.forward(tokens[-1:])
         tokens.append(_choose(step.logits_TV[0], options, generator))
-        gaps.append(_gap(step.logits_TV[0]))
+        gaps += _gaps(step.logits_TV)
     return Answer(token_ids=tokens, gaps=gaps, cycles=[], decode_seconds=_now(target) - started)
 
 
@@ -140,7 +140,7 @@ def decode_speculative(
     generator = torch.Generator().manual_seed(options.seed)
     first = session.prefill(prompt_ids)
     started = _now(target)
-    tokens, gaps = [_choose(first.logits_TV[0], options, generator)], [_gap(first.logits_TV[0])]
+    tokens, gaps = [_choose(first.logits_TV[0], options, generator)], _gaps(first.logits_TV)
     cycles: list[Cycle] = []
     pending, kept = first.states_TKH, [first.states_TKH]
     while not _ended(tokens, options):
@@ -156,7 +156,7 @@ def decode_speculative(
         pending = verified.states_TKH[: verdict.num_accepted + 1]
         kept.append(pending)
         gained = _until_stop([*drafted.tolist()[: verdict.num_accepted], verdict.next_token], options)
-        gaps += [_gap(row) for row in verified.logits_TV[: len(gained)]]
+        gaps += _gaps(verified.logits_TV)[: len(gained)]
         tokens += gained
         cycles.append(
             Cycle(
@@ -211,9 +211,10 @@ def _ended(tokens: list[int], options: DecodeOptions) -> bool:
     return tokens[-1] in options.stop_token_ids or len(tokens) >= options.max_new_tokens
 
 
-def _gap(logits_V: Tensor) -> float:
-    first, second = logits_V.topk(2).values.tolist()
-    return float(first - second)
+def _gaps(logits_TV: Tensor) -> list[float]:
+    best_T2 = logits_TV.topk(2, dim=-1).values
+    gaps: list[float] = (best_T2[:, 0] - best_T2[:, 1]).tolist()
+    return gaps
 
 
 def _now(target: Target) -> float:
