@@ -29,7 +29,7 @@ def build_plan(
     """Decide every batch of a run.
 
     The result depends on the arguments alone: not on world size, rank, machine, or any global generator. An epoch does
-    not depend on how many follow.
+    not depend on how many follow. Without samples the plan is empty.
 
     Args:
         num_tokens: Length of every training sample. Shape: (num_samples,). Unit: tokens.
@@ -42,11 +42,13 @@ def build_plan(
         store_fingerprint: Identity of the store that the rows point into.
 
     Raises:
-        ConfigError: If there is no sample, one is beyond a budget and ``too_long`` is "error", or ``store_weights`` do
-            not fit the stores.
+        ConfigError: If a sample is beyond a budget and ``too_long`` is "error", or ``store_weights`` do not fit the
+            stores.
         ValueError: If the arrays do not fit each other, or ``anchor_budget`` comes without ``num_anchors``.
     """
     samples = _check_samples(num_tokens, bucket_ids, num_anchors, rows, store_ids, settings)
+    if len(samples.rows) == 0:
+        return _empty_plan(settings, store_fingerprint)
     _check_budgets(samples, settings)
     passes = None
     if settings.store_weights is not None:
@@ -109,9 +111,7 @@ def _check_samples(
     shapes = {name: column.shape for name, column in samples._asdict().items() if column is not None}
     if lengths.ndim != 1 or len(set(shapes.values())) != 1:
         raise ValueError(f"need flat arrays with one entry per sample, got shapes {shapes}")
-    if len(lengths) == 0:
-        raise ConfigError("no training sample to plan; check the store's splits (report store STORE shows them)")
-    if lengths.min() < 1:
+    if len(lengths) and lengths.min() < 1:
         raise ValueError(f"a sample has at least 1 token, got {lengths.min()}")
     if samples.num_anchors is None and settings.anchor_budget is not None:
         raise ValueError("anchor_budget needs num_anchors, the blocks of every sample")
@@ -216,6 +216,18 @@ def _join(
         settings=settings.model_dump(mode="json"),
         store_fingerprint=store_fingerprint,
         left_out=_count_left_out(positions, samples, passes, settings.num_epochs),
+    )
+
+
+def _empty_plan(settings: PlanSettings, store_fingerprint: str) -> BatchPlan:
+    return BatchPlan(
+        epochs=np.zeros(0, dtype=np.int32),
+        steps=np.zeros(0, dtype=np.int64),
+        bucket_ids=np.zeros(0, dtype=np.int32),
+        offsets=np.zeros(1, dtype=np.int64),
+        sample_rows=np.zeros(0, dtype=np.int64),
+        settings=settings.model_dump(mode="json"),
+        store_fingerprint=store_fingerprint,
     )
 
 

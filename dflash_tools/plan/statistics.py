@@ -148,13 +148,13 @@ def rule_alone_correlations(values: NDArray[np.number], bucket_ids: Ids, epochs:
     Returns:
         Correlations, lag 1 first; NaN where the column is constant. Shape: (max_lag,).
     """
-    _, inverse = np.unique(bucket_ids, return_inverse=True)
     column = np.asarray(values, dtype=np.float64)
-    shares = np.bincount(inverse) / max(len(inverse), 1)
-    means = np.bincount(inverse, weights=column - column.mean()) / np.bincount(inverse)
     variance = float(np.var(column)) if len(column) else 0.0
     if variance == 0:
         return np.full(max_lag, np.nan)
+    _, inverse, counts = np.unique(bucket_ids, return_inverse=True, return_counts=True)
+    shares = counts / len(column)
+    means = np.bincount(inverse, weights=column - column.mean()) / counts
     chain = _chain_without_repeats(shares)
     correlations = np.empty(max_lag)
     ahead = means

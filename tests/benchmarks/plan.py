@@ -135,7 +135,6 @@ def report_strategies():
     rows, base = [], {}
     for strategy in ("shuffle", *(s for s in STRATEGIES if s != "shuffle")):
         plan = build_plan(lengths, bucket_ids, PlanSettings(num_epochs=2, strategy=strategy), anchors)
-        figures = batch_lengths(plan, lengths)
         whole = plan.steps < plan.num_steps - 1
         step = plan.steps[whole]
         length = np.bincount(step, mean_lengths(plan, lengths)[whole]) / np.bincount(step)

@@ -14,14 +14,17 @@ from dflash_tools.contracts.fingerprint import fingerprint_of_arrays
 from dflash_tools.errors import ConfigError
 from dflash_tools.plan import PlanSettings, build_plan
 from dflash_tools.plan.buckets import assign_buckets
+from dflash_tools.plan.composition import binding_limits
+from dflash_tools.plan.statistics import batch_lengths
+from dflash_tools.plan.table import load_plan, save_plan
 
 STRATEGIES = ("interleave", "weighted", "shuffle", "sequential")
 
 
 @st.composite
-def plan_settings(draw):
+def plan_settings(draw, strategies=STRATEGIES):
     return PlanSettings(
-        strategy=draw(st.sampled_from(STRATEGIES)),
+        strategy=draw(st.sampled_from(strategies)),
         token_budget=draw(st.integers(400, 1500)),
         anchor_budget=draw(st.none() | st.integers(20, 100)),
         max_batch_size=draw(st.integers(1, 9)),
@@ -60,7 +63,7 @@ def test_every_law_of_a_plan_holds(case, plan_settings):
     assert plan.left_out == {}
 
 
-@given(length_lists(), plan_settings(), st.integers(1, 12))
+@given(length_lists(), plan_settings((*STRATEGIES, "packed")), st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
 def test_an_epoch_does_not_depend_on_what_follows(case, plan_settings, max_steps):
     lengths, edges = case
@@ -186,9 +189,13 @@ def test_rows_of_the_index_stand_in_the_plan():
     assert plan.store_fingerprint == "ab"
 
 
-def test_no_sample_is_an_error_a_user_can_act_on():
-    with pytest.raises(ConfigError, match="no training sample"):
-        build_plan([], [], PlanSettings())
+def test_without_samples_the_plan_is_empty(tmp_path):
+    plan = build_plan([], [], PlanSettings(store_weights=(1, 2)))
+    assert (len(plan), plan.num_steps, plan.left_out) == (0, 0, {})
+    save_plan(plan, tmp_path / "plan.parquet")
+    assert load_plan(tmp_path / "plan.parquet").fingerprint() == plan.fingerprint()
+    assert len(batch_lengths(plan, []).num_tokens) == 0
+    assert binding_limits(plan, []) == []
 
 
 def test_arrays_must_fit_each_other():
