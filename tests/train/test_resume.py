@@ -13,10 +13,12 @@ from make_store import make_store
 
 from dflash_tools.contracts.run_folder import checkpoint_dir, find_checkpoint, list_checkpoints, read_card
 from dflash_tools.errors import Interrupted, ResumeError
+from dflash_tools.train import saver
 from dflash_tools.train.loop import TrainingLoop
 from dflash_tools.train.progress import TrainProgress
 from dflash_tools.train.run import run_training
-from dflash_tools.train.run_log import read_steps
+from dflash_tools.train.run_log import read_evaluations, read_steps
+from dflash_tools.train.step import Learner
 
 NUM_STEPS = 6
 
@@ -80,6 +82,44 @@ def test_a_signal_at_any_step_saves_it_and_the_resumed_run_ends_the_same(
     assert find_checkpoint(tmp_path / "run", "latest")[1].step == step + 1
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     run_training(make_config(), [store_dir], tmp_path / "run", resume=True)
+    assert end_state(tmp_path / "run") == end_state(straight_run)
+
+
+def test_a_signal_during_an_evaluation_gives_it_up_and_the_resumed_run_makes_it(
+    store_dir, make_config, straight_run, end_state, tmp_path, monkeypatch
+):
+    measure = Learner.measure
+
+    def send(self, batch, row):
+        measure(self, batch, row)
+        if float(self.optimizer.state[self.model.norm.weight]["step"]) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "measure", send)
+        with pytest.raises(Interrupted) as stop:
+            run_training(make_config(), [store_dir], tmp_path / "run")
+    assert stop.value.signum == signal.SIGINT
+    assert list(read_evaluations(tmp_path / "run")) == [0]
+    run_training(make_config(), [store_dir], tmp_path / "run", resume=True)
+    assert end_state(tmp_path / "run") == end_state(straight_run)
+    assert find_checkpoint(tmp_path / "run", "best")[1].step == find_checkpoint(straight_run, "best")[1].step
+
+
+def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint_and_nothing_else(
+    store_dir, make_config, straight_run, end_state, tmp_path, monkeypatch, capsys
+):
+    """RC-02."""
+    write = saver.write_checkpoint
+
+    def fail_once(run_dir, snapshot):
+        if snapshot.state.step == 4:
+            raise OSError(28, "No space left on device")
+        return write(run_dir, snapshot)
+
+    monkeypatch.setattr(saver, "write_checkpoint", fail_once)
+    run_training(make_config(), [store_dir], tmp_path / "run")
+    assert "checkpoint of step 4 could not be written" in capsys.readouterr().err
     assert end_state(tmp_path / "run") == end_state(straight_run)
 
 
