@@ -14,8 +14,10 @@ from dflash_tools.store.bf16 import from_bf16_bits, to_bf16_bits
 from dflash_tools.store.commit import Fp8Error
 
 MAX_E4M3 = 448.0
-_MIN_SCALE = 2.0**-118  # keeps scale x smallest e4m3 (2^-9) a normal float
-_MAX_SCALE_BITS = int(to_bf16_bits(np.array([3.3895313892515355e38 / MAX_E4M3], dtype=np.float32))[0]) - 1
+_MIN_SCALE = 2.0**-116  # keeps scale x smallest e4m3 (2^-9) a normal float
+_MAX_SCALE = 2.0**119  # keeps scale x 448 finite in bfloat16; values beyond 2.9e38 saturate
+_EXPONENT_SHIFT = np.float32(2.0**120)
+_SIGN_EXPONENT_MANTISSA = np.int32(0x87F00000 - (1 << 32))
 
 
 def _e4m3_values() -> NDArray[np.float32]:
@@ -65,8 +67,9 @@ def encode_fp8(states: NDArray[np.uint16]) -> tuple[NDArray[np.uint8], NDArray[n
             values = np.pad(values, ((0, 0), (0, 0), (0, -hidden_size % SCALE_GROUP)))
         groups = values.reshape(*values.shape[:2], num_groups, SCALE_GROUP)
         largest = np.abs(groups).max(axis=-1)
-        scale_bits = to_bf16_bits(np.maximum(largest / np.float32(MAX_E4M3), np.float32(_MIN_SCALE)))
-        scale_bits = np.minimum(scale_bits, np.uint16(_MAX_SCALE_BITS))
+        scale_bits = to_bf16_bits(
+            np.clip(largest / np.float32(MAX_E4M3), np.float32(_MIN_SCALE), np.float32(_MAX_SCALE))
+        )
         scaled = groups / from_bf16_bits(scale_bits)[..., None]
         bits[token] = to_e4m3_bits(scaled).reshape(*values.shape)[..., :hidden_size]
         scales[token] = scale_bits
@@ -81,10 +84,34 @@ def decode_fp8(bits: NDArray[np.uint8], scales: NDArray[np.uint16], out: NDArray
         scales: bfloat16 bits. Shape: (num_tokens, layer, ceil(hidden / 64)).
         out: Filled with bfloat16 bits. Shape: (num_tokens, layer, hidden).
     """
-    hidden_size = bits.shape[-1]
+    hidden_size, num_groups = bits.shape[-1], scales.shape[-1]
     for token in _token_blocks(bits.shape):
-        factors = np.repeat(from_bf16_bits(scales[token]), SCALE_GROUP, axis=-1)[..., :hidden_size]
-        out[token] = to_bf16_bits(E4M3_VALUES[bits[token]] * factors)
+        codes = bits[token]
+        if hidden_size % SCALE_GROUP:
+            codes = np.pad(codes, ((0, 0), (0, 0), (0, -hidden_size % SCALE_GROUP)))
+        values = _widen(codes)
+        groups = values.reshape(*values.shape[:2], num_groups, SCALE_GROUP)
+        groups *= from_bf16_bits(scales[token])[..., None]
+        # To bfloat16, ties to even, in place; there is no NaN to look after.
+        patterns = values.view(np.uint32)
+        rounded = patterns >> 16
+        rounded &= 1
+        rounded += np.uint32(0x7FFF)
+        rounded += patterns
+        rounded >>= 16
+        out[token] = rounded[..., :hidden_size]
+
+
+def _widen(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Values of e4m3 codes that are not NaN; same shape."""
+    if np.float32(2.0**-129) * _EXPONENT_SHIFT == 0:
+        return E4M3_VALUES[codes]  # this thread takes subnormal floats for zero
+    # Moved up by 20 bits, e4m3 is a float32 of 2^-120 the value: the exponents differ by their biases, 127 and 7.
+    patterns = np.left_shift(codes.view(np.int8), 20, dtype=np.int32, casting="unsafe")
+    patterns &= _SIGN_EXPONENT_MANTISSA
+    values = patterns.view(np.float32)
+    values *= _EXPONENT_SHIFT
+    return values
 
 
 def measure_error(

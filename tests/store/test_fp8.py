@@ -58,13 +58,43 @@ def test_an_attention_sink_token_keeps_its_small_values():
     assert decoded[0, 0, 5] == pytest.approx(25_472.0, rel=0.005)
 
 
-@pytest.mark.parametrize("largest", [0.0, 1e-45, 1e-38, 1e-30, 3.38e38])
+@pytest.mark.parametrize("largest", [0.0, 1e-45, 1e-38, 1e-30, 2.9e38])
 def test_extreme_groups_stay_finite(largest):
     values = np.zeros((2, 1, 64), dtype=np.float32)
     values[0, 0, 0] = largest
     values[0, 0, 1] = -largest
     decoded = round_trip(values)
     assert np.allclose(decoded, values, rtol=0.01, atol=1e-36)
+
+
+def test_decoding_is_the_rounded_product_for_every_code():
+    generator = np.random.default_rng(0)
+    codes = np.resize(np.delete(np.arange(256, dtype=np.uint8), [127, 255]), (300, 2, 100))
+    scales = to_bf16_bits(generator.lognormal(0, 20, (300, 2, 2)).astype(np.float32))
+    out = np.empty(codes.shape, dtype=np.uint16)
+    decode_fp8(codes, scales, out)
+    factors = np.repeat(from_bf16_bits(scales), 64, axis=-1)[..., :100]
+    assert np.array_equal(out, to_bf16_bits(E4M3_VALUES[codes] * factors))
+
+
+def test_a_thread_that_flushes_subnormals_reads_the_same_values():
+    import torch
+
+    codes = np.resize(np.arange(127, dtype=np.uint8), (4, 1, 64))
+    scales = to_bf16_bits(np.ones((4, 1, 1), dtype=np.float32))
+    found = []
+    for flush in (False, True):
+        torch.set_flush_denormal(flush)
+        out = np.empty(codes.shape, dtype=np.uint16)
+        decode_fp8(codes, scales, out)
+        found.append(out)
+    torch.set_flush_denormal(False)
+    assert np.array_equal(*found)
+
+
+def test_values_at_the_end_of_the_range_saturate_and_stay_finite():
+    decoded = round_trip(np.full((1, 1, 64), 3.38e38))
+    assert np.allclose(decoded, 2.977e38, rtol=0.01)
 
 
 def test_zero_stays_zero_beside_large_values():

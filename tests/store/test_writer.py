@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,20 @@ def test_an_index_in_another_order_is_refused(tmp_path):
     write_index(path, store.index[::-1].sample(fraction=1.0, shuffle=True, seed=1))
     with pytest.raises(ValueError, match="ordered by bucket, shard and start"):
         StoreWriter(path, shape_of(store.manifest), store.manifest.buckets)
+
+
+def test_threads_write_different_shards_of_a_bucket_side_by_side(tmp_path):
+    """ST-02: one shard is one writer's, so nothing is read, changed and written back."""
+    path = make_store(tmp_path / "S", lengths=[30] * 40, **OPTIONS)
+    before = digest(path)
+    writer = writer_of(path)
+    assert len(writer.shards()) >= 4
+    states = {key: states_of(writer, *key)[0] for key in writer.shards()}
+    for file in (path / "shards").iterdir():
+        file.unlink()
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        list(pool.map(lambda key: writer.write_shard(*key, states[key]), writer.shards()))
+    assert digest(path) == before
 
 
 KILLED = """
