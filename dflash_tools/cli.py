@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -41,7 +41,8 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Also write report.html, report.md and the tables.")
 ]
 LayerIdsOption = Annotated[
-    str | None, typer.Option(help="Convention of the layer ids where the file cannot tell: zlab or vllm.")
+    Literal["zlab", "vllm"] | None,
+    typer.Option(help="Convention of the layer ids where the file cannot tell: zlab or vllm."),
 ]
 CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, latest, or a number of steps.")]
 
@@ -109,7 +110,9 @@ def evaluate(
     path: Annotated[Path, typer.Argument(metavar="RUN_OR_EXPORT", help="A run folder or an exported drafter.")],
     checkpoint: CheckpointOption = "best",
     target: Annotated[str | None, typer.Option(help="The target; default the one the drafter was trained for.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32 (output must equal plain decoding) or bfloat16.")] = "bfloat16",
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="float32 (output must equal plain decoding) or bfloat16.")
+    ] = "bfloat16",
     prompts: Annotated[str | None, typer.Option(help="A file of prompts, a data manifest, or builtin.")] = None,
     max_prompts: Annotated[int | None, typer.Option(min=1, help="At most this many, spread over kinds.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 256,
@@ -145,7 +148,7 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
     checkpoint: CheckpointOption = "best",
-    layout: Annotated[str, typer.Option("--format", help="zlab or speculators.")] = "zlab",
+    layout: Annotated[Literal["zlab", "speculators"], typer.Option("--format", help="Checkpoint layout.")] = "zlab",
     json_output: JsonOption = False,
 ) -> None:
     """Write a drafter in the layout that serving engines load."""
