@@ -25,6 +25,8 @@ class SeenKeys:
         return False
 
     def _is_sorted(self, key: int) -> bool:
+        if not len(self._sorted):
+            return False
         wanted = np.uint64(key)
         at = int(np.searchsorted(self._sorted, wanted))
         return at < len(self._sorted) and bool(self._sorted[at] == wanted)

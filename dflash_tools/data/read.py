@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from dflash_tools.data.duplicates import SeenKeys
 from dflash_tools.data.manifest import ResolvedData, ResolvedSource
 from dflash_tools.data.raw import RawRow
 from dflash_tools.data.rows import RowOutcome, RowReader
-from dflash_tools.data.sample import RowResult, sample_id
+from dflash_tools.data.sample import RowResult
 from dflash_tools.data.sources import read_source
 from dflash_tools.data.workers import read_in_processes
 from dflash_tools.errors import DataError
@@ -105,7 +104,7 @@ def _result(
 ) -> RowResult:
     reason, detail, notes = outcome.reason, outcome.detail, set(outcome.notes)
     samples = outcome.samples
-    if not reason and seen.add(_key(outcome)):
+    if not reason and seen.add(outcome.key):
         if data.duplicates == "drop":
             reason, detail = "duplicate", "a row before this one has the same token ids and loss mask"
         else:
@@ -123,12 +122,6 @@ def _result(
         detail=detail,
         notes=tuple(sorted(notes)),
     )
-
-
-def _key(outcome: RowOutcome) -> int:
-    names = [sample_id(sample.input_ids, sample.loss_mask, 0) for sample in outcome.samples]
-    name = names[0] if len(names) == 1 else sha256("".join(names).encode()).hexdigest()
-    return int(name[:16], 16)
 
 
 def _copies(weight: float, conversation_id: str) -> int:

@@ -31,12 +31,13 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(slots=True)
 class RowOutcome:
-    """What became of a row, before sources and repeats are looked at."""
+    """What became of a row, before sources and repeats are looked at; ``key`` is a hash of its samples, 64 bits."""
 
     samples: list[TokenSample] = field(default_factory=list)
     reason: str = ""
     detail: str = ""
     notes: set[str] = field(default_factory=set)
+    key: int = 0
 
 
 @dataclass(slots=True)
@@ -209,8 +210,9 @@ class RowReader:
         if not outcome.samples or (too_long and self._data.too_long == "error"):
             outcome.samples.clear()
             outcome.reason, outcome.detail = reasons[0]
-        elif reasons:
-            outcome.notes.update(f"some turns left out: {reason}" for reason, _ in reasons)
+            return
+        outcome.notes.update(f"some turns left out: {reason}" for reason, _ in reasons)
+        outcome.key = _key(outcome.samples)
 
     def _with_affixes(self, text: Encoded) -> Encoded:
         prefix, suffix = self._encoder.prefix_ids, self._encoder.suffix_ids
@@ -224,6 +226,14 @@ class RowReader:
         return Encoded(
             ids[:limit].astype(np.int32), np.ones(min(len(ids), limit), np.uint8), text.is_cut or len(ids) > limit
         )
+
+
+def _key(samples: list[TokenSample]) -> int:
+    digest = sha256()
+    for sample in samples:
+        digest.update(sample.input_ids.data)
+        digest.update(sample.loss_mask.data)
+    return int.from_bytes(digest.digest()[:8], "little")
 
 
 def _check_syntax(templates: Sequence[str | None]) -> None:

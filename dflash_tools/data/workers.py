@@ -1,5 +1,6 @@
 """Rendering and tokenising in several processes; results come back in order, and few chunks are under way at a time."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -22,7 +23,7 @@ from dflash_tools.errors import DataError
 RowT = TypeVar("RowT", bound=tuple[ResolvedSource, str, RawRow])
 
 # Two arrays for a whole chunk are much cheaper to send than two for each sample.
-Packed = tuple[list[tuple[str, str, set[str], list[tuple[str, int]]]], NDArray[np.int32], NDArray[np.uint8]]
+Packed = tuple[list[tuple[str, str, set[str], int, list[tuple[str, int]]]], NDArray[np.int32], NDArray[np.uint8]]
 
 _reader: RowReader | None = None
 
@@ -69,6 +70,7 @@ def _start(reader: RowReader) -> None:
     _reader = reader
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    gc.freeze()  # what is there now stays; collections need not look at it again and again
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -88,6 +90,7 @@ def _read(rows: list[tuple[RawRow, str]]) -> Packed:
             outcome.reason,
             outcome.detail,
             outcome.notes,
+            outcome.key,
             [(sample.conversation_id, len(sample.input_ids)) for sample in outcome.samples],
         )
         for outcome in outcomes
@@ -101,7 +104,7 @@ def _unpack(packed: Packed) -> list[RowOutcome]:
     heads, input_ids, loss_mask = packed
     outcomes = []
     start = 0
-    for reason, detail, notes, lengths in heads:
+    for reason, detail, notes, key, lengths in heads:
         samples = []
         for conversation_id, length in lengths:
             part = slice(start, start + length)
@@ -109,5 +112,5 @@ def _unpack(packed: Packed) -> list[RowOutcome]:
                 TokenSample(input_ids=input_ids[part], loss_mask=loss_mask[part], conversation_id=conversation_id)
             )
             start += length
-        outcomes.append(RowOutcome(samples, reason, detail, notes))
+        outcomes.append(RowOutcome(samples, reason, detail, notes, key))
     return outcomes
