@@ -59,6 +59,9 @@ def extract(
     close: Annotated[bool, typer.Option("--close", help="Finish the store over the shards that are there.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Make damaged shards again.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove what is there first.")] = False,
+    allow_versions: Annotated[
+        bool, typer.Option("--allow-versions", help="Go on with a store begun under other library versions.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Run the target once and cache its hidden states in a store."""
@@ -78,8 +81,10 @@ def extract(
         close=close,
         repair=repair,
         overwrite=overwrite,
+        allow_versions=allow_versions,
     )
-    print_summary(summary, json_output)
+    if summary:  # under torchrun only the first process has one
+        print_summary(summary, json_output)
 
 
 @app.command()
