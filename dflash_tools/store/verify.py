@@ -64,8 +64,12 @@ def _check_named(store: Path, manifest: StoreManifest, deep: bool) -> Iterator[D
             yield Damage(file=name, problem="missing")
         elif path.stat().st_size != size:
             yield Damage(file=name, problem=f"has {path.stat().st_size} bytes, {size} were written")
-        elif (deep or size <= FAST_HASH_BYTES or name == INDEX_NAME) and checksum_of_file(path) != checksum:
-            yield Damage(file=name, problem="its bytes are not those that were written")
+        elif deep or size <= FAST_HASH_BYTES or name == INDEX_NAME:
+            try:
+                if checksum_of_file(path) != checksum:
+                    yield Damage(file=name, problem="its bytes are not those that were written")
+            except OSError as error:  # a bad sector, say
+                yield Damage(file=name, problem=f"cannot be read: {error}")
 
 
 def _read_index(store: Path, manifest: StoreManifest, found: list[Damage]) -> pl.DataFrame | None:

@@ -216,7 +216,7 @@ class StoreWriter:
             StoreError: If a shard of the index was not committed.
         """
         self.clean_uncommitted()
-        missing = [key for key in self.shards() if key not in self.committed()]
+        missing = sorted(set(self.shards()) - self.committed())
         if missing:
             bucket_id, shard_id = missing[0]
             raise StoreError(

@@ -152,6 +152,16 @@ def test_values_that_contradict_the_index_are_found_though_every_byte_is_as_writ
     assert "anchors" in damage[0].problem
 
 
+def test_a_file_that_the_disk_cannot_read_is_damage_not_a_crash(store, monkeypatch):
+    def fail(path, dtype):
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(np, "fromfile", fail)
+    damage = verify_store(store, deep=True)
+    assert all("cannot be read" in item.problem for item in damage)
+    assert {item.file.split("/")[2] for item in damage} == {"hidden_states"}
+
+
 def test_an_unfinished_store_is_reported_as_such(tmp_path):
     path = make_store(tmp_path / "S", target=False, finish=False)
     damage = verify_store(path, deep=True)
