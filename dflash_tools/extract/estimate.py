@@ -1,7 +1,9 @@
 """How many bytes a store will take, from its layout alone, and what would fit instead."""
 
+import contextlib
+import errno
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from dflash_tools.store.shard import INDEX_ENTRY_BYTES
 
 # Ratio of the lossless codec; measured on states of SmolLM2 (docs/benchmarks). Other targets differ by a few percent.
 LOSSLESS_RATIO = {"bfloat16": 1.41, "fp8": 1.1}
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 SPARE_BYTES = 64 << 20  # commit records, index, target folder
 
 
@@ -100,6 +103,24 @@ def check_space(store: Path, num_bytes: int, shape: StoreShape) -> None:
         f"{store}: the states need about {num_bytes / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; what would fit: "
         f"{advice}; or give a folder on a larger disk"
     )
+
+
+@contextlib.contextmanager
+def full_disk_explained(store: Path, doing: str) -> Iterator[None]:
+    """Turn the system's "no space left" into a sentence.
+
+    Raises:
+        StoreError: With what was being done and the free space.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise StoreError(
+            f"{store}: the disk is full while {doing}; {free_bytes(store) / 1e9:.3g} GB are free. Make room and run "
+            "the same command again"
+        ) from None
 
 
 def _bucket_bytes(num_tokens: NDArray[np.int32], bucket: BucketLayout, shape: StoreShape) -> int:

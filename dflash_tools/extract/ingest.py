@@ -78,8 +78,12 @@ def ingest(rows: Iterable[RowResult], folder: Path) -> Ingested:
         DataError: If no sample is left; the commonest reason is named.
     """
     spool, columns = Spool(folder), _Columns()
-    for row in rows:
-        _take_row(row, spool, columns)
+    try:
+        for row in rows:
+            _take_row(row, spool, columns)
+    except BaseException:
+        spool.remove()
+        raise
     num_tokens = np.array(columns.num_tokens, dtype=np.int64)
     spool.close(num_tokens)
     _number_repeats(columns.sample_ids, spool)

@@ -1,7 +1,5 @@
 """From token ids to committed shards: forward here, encoding and writing in threads, bounded in bytes."""
 
-import errno
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -12,6 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dflash_tools.errors import StoreError
+from dflash_tools.extract.estimate import FULL_DISK
 from dflash_tools.extract.forward import Forward, HostStates, write_safe_tokens
 from dflash_tools.extract.progress import Progress
 from dflash_tools.store.writer import StoreWriter
@@ -64,7 +63,7 @@ def write_shards(
             num_tokens += length
         queue.drain()
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL_DISK:
             raise
         raise StoreError(_disk_full(writer, shards)) from None
     finally:
@@ -79,7 +78,6 @@ class _Queue:
         self._max_bytes = max_bytes
         self._pool = ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="write-shard")
         self._pending: dict[Future[None], int] = {}
-        self._lock = threading.Lock()
 
     def make_room(self, num_bytes: int) -> None:
         """Wait until so many bytes fit, or nothing waits any more; raises what a write raised."""

@@ -19,7 +19,7 @@ from dflash_tools.extract.record import (
 from dflash_tools.store.arrays import METADATA_NAME, TOKEN_ARRAYS
 from dflash_tools.store.commit import RECORDS_FOLDER
 from dflash_tools.store.files import TEMP_SUFFIX
-from dflash_tools.store.index import INDEX_NAME
+from dflash_tools.store.index import INDEX_NAME, index_fingerprint
 from dflash_tools.store.lock import LOCK_NAME
 from dflash_tools.store.manifest_file import MANIFEST_NAME
 from dflash_tools.store.writer import StoreWriter
@@ -103,6 +103,8 @@ def open_work(
             )
         record = prepare(store, job, strict=strict, threads=record.threads, earlier=record)
     writer = StoreWriter(store, job.shape, record.buckets)
+    if not record.closed and index_fingerprint(writer.index) != record.index_fingerprint:
+        raise StoreError(f"{store / INDEX_NAME}: is not the index that {RECORD_NAME} names; run extract with --repair")
     writer.create_arrays()
     return writer, record
 

@@ -10,11 +10,12 @@ from dflash_tools.data import read_rows, show_sample
 from dflash_tools.errors import ConfigError
 from dflash_tools.extract.close import close_store
 from dflash_tools.extract.dry_run import plan_extraction
+from dflash_tools.extract.estimate import full_disk_explained
 from dflash_tools.extract.finish import finish_store, summarise
 from dflash_tools.extract.job import Job, resolve_job
 from dflash_tools.extract.progress import Progress
 from dflash_tools.extract.ranks import rank_lock, share_of, wait_for_others, wait_for_record
-from dflash_tools.extract.record import check_settings, check_versions, read_record
+from dflash_tools.extract.record import RECORD_NAME, check_settings, check_versions, read_record
 from dflash_tools.extract.repair import find_damage, refuse_damage, set_aside
 from dflash_tools.extract.resume import open_work, remove_store
 from dflash_tools.extract.states import write_states
@@ -76,12 +77,23 @@ def run_extraction(
         if overwrite:
             remove_store(store_dir)
         if repair:
-            damage = find_damage(store_dir, deep=True)
-            if damage:
-                _say(f"{len(damage)} damaged places set aside in {set_aside(store_dir, damage)}")
+            _set_damage_aside(store_dir, job)
         if (store_dir / MANIFEST_NAME).exists():
             return _report_finished(store_dir, job)
         return _lead(store_dir, job, world, strict=strict, close=close, allow_versions=allow_versions)
+
+
+def _set_damage_aside(store: Path, job: Job) -> None:
+    """Look at every byte and set aside what is damaged, if the store is of this job."""
+    if not any(store.glob("*.json")):
+        return
+    damage = find_damage(store, deep=True)
+    if not any(item.file == RECORD_NAME for item in damage):
+        record = read_record(store)
+        if record is not None:
+            check_settings(store, record, job.settings)
+    if damage:
+        _say(f"{len(damage)} damaged places set aside in {set_aside(store, damage)}")
 
 
 def show_samples(job: Job, count: int) -> None:
@@ -100,11 +112,13 @@ def show_samples(job: Job, count: int) -> None:
 def _lead(store: Path, job: Job, world: World, *, strict: bool, close: bool, allow_versions: bool) -> dict[str, Any]:
     """Prepare, make this process's share, wait for the others, finish."""
     threads = choose_threads(job.config.forward.threads, world)
-    writer, record = open_work(store, job, strict=strict, threads=threads, allow_versions=allow_versions)
+    with full_disk_explained(store, "token ids are written"):
+        writer, record = open_work(store, job, strict=strict, threads=threads, allow_versions=allow_versions)
     if close or record.closed:
         writer, record = close_store(store, writer, record)
     order = write_order(writer)
-    missing = [key for key in share_of(order, world) if key not in writer.committed()]
+    committed = writer.committed()
+    missing = [key for key in share_of(order, world) if key not in committed]
     seconds, num_tokens = 0.0, 0
     with Progress(_count_tokens(writer, missing)) as progress:
         if missing or read_identity(store) is None:
@@ -113,7 +127,8 @@ def _lead(store: Path, job: Job, world: World, *, strict: bool, close: bool, all
             written = write_states(writer, job, record, missing, progress, write_target=True)
             seconds, num_tokens = written.seconds, written.num_tokens
         wait_for_others(writer, order, world, progress)
-    manifest = finish_store(store, writer, record, job.settings)
+    with full_disk_explained(store, "the manifest is written"):
+        manifest = finish_store(store, writer, record, job.settings)
     return summarise(store, manifest, record) | {
         "extracted_tokens": num_tokens,
         "seconds": round(seconds, 3),
@@ -131,7 +146,8 @@ def _follow(store: Path, job: Job, world: World, *, allow_versions: bool) -> Non
         if not allow_versions:
             check_versions(store, record, job.versions)
         writer = StoreWriter(store, job.shape, record.buckets)
-        missing = [key for key in share_of(write_order(writer), world) if key not in writer.committed()]
+        committed = writer.committed()
+        missing = [key for key in share_of(write_order(writer), world) if key not in committed]
         if missing:
             with Progress(_count_tokens(writer, missing), silent=True) as progress:
                 write_states(writer, job, record, missing, progress, write_target=False)

@@ -1,6 +1,7 @@
 """Which decoder layers are cached, counted from 0; layer i's output is entry i + 1 of transformers' hidden_states."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 from dflash_tools.errors import ConfigError
@@ -27,7 +28,7 @@ def choose_layers(
     last_allowed = num_hidden_layers - 2
     if target_layer_ids == "auto":
         layer_ids = _formula(num_target_features, num_hidden_layers)
-        ascending = all(left < right for left, right in zip(layer_ids, layer_ids[1:], strict=False))
+        ascending = all(left < right for left, right in pairwise(layer_ids))
         if not ascending or layer_ids[0] < 0 or layer_ids[-1] > last_allowed:
             raise ConfigError(
                 f"target.num_target_features = {num_target_features}: a target of {num_hidden_layers} layers has no "
