@@ -173,7 +173,7 @@ def order_section(whole: Composition) -> Section:
     )
 
 
-def mixing_section(whole: Composition) -> Section:
+def mixing_section(whole: Composition, extra: tuple[Table | Chart | None, ...] = ()) -> Section:
     """How evenly buckets are spread over an epoch and inside a step."""
     tenths = composition.with_labels(whole.tenths)
     entropy, remark = composition.thin(whole.steps.select("step", "entropy_bits", "padding_efficiency", "mean_tokens"))
@@ -217,6 +217,7 @@ def mixing_section(whole: Composition) -> Section:
                 y="padding_efficiency",
                 titles={"padding_efficiency": "padding efficiency"},
             ),
+            *extra,
             Table(name="tenths_table", title="Buckets by tenth of an epoch", frame=_wide(tenths), shown=False),
             Table(name="batches", title="Batches", frame=whole.batches, shown=False),
             Table(name="step_composition", title="Steps", frame=whole.steps, shown=False),

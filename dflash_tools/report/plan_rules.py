@@ -7,7 +7,10 @@ import numpy as np
 import polars as pl
 
 from dflash_tools.config import PlanSettings
-from dflash_tools.report.columns import largest_of, numbers, total_of
+from dflash_tools.contracts.plan import BatchPlan
+from dflash_tools.plan import statistics
+from dflash_tools.report.causes import LONG_RUN
+from dflash_tools.report.columns import numbers, total_of
 from dflash_tools.report.composition_sections import Composition
 from dflash_tools.report.diagnosis import Finding
 
@@ -25,12 +28,43 @@ HEAVY_BATCH = 4.0  # largest / mean blocks of a batch
 WITHOUT_ANCHOR = 0.01  # of samples
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderFacts:
+    """How the batches of a plan follow each other."""
+
+    strategy: str
+    num_batches: int
+    largest_bucket: int
+    largest_share: float  # of batches
+    equal_neighbours: int
+    equal_neighbours_minimum: int
+    num_long_runs: int  # of three batches or more
+    longest_run: int
+
+
+def order_facts(plan: BatchPlan) -> OrderFacts:
+    """Read the order of a plan that holds a batch."""
+    ids, counts = np.unique(plan.bucket_ids, return_counts=True)
+    _, runs = statistics.find_runs(plan.bucket_ids, plan.epochs)
+    return OrderFacts(
+        strategy=str(plan.settings.get("strategy", "")),
+        num_batches=len(plan),
+        largest_bucket=int(ids[np.argmax(counts)]),
+        largest_share=float(counts.max() / len(plan)),
+        equal_neighbours=statistics.count_equal_neighbours(plan.bucket_ids, plan.epochs),
+        equal_neighbours_minimum=statistics.fewest_equal_neighbours(plan.bucket_ids, plan.epochs),
+        num_long_runs=int((runs >= LONG_RUN).sum()),
+        longest_run=int(runs.max()),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanFacts:
     """What the rules look at.
 
     Attributes:
         composition: Frames over the batches.
+        order: How they follow each other.
         settings: The settings that made the plan.
         weights: Weight of a supervised token by bucket; see ``plan_report.weight_frame``.
         limits: What ends a batch; see ``plan_report.limit_frame``.
@@ -40,6 +74,7 @@ class PlanFacts:
     """
 
     composition: Composition
+    order: OrderFacts
     settings: PlanSettings
     weights: pl.DataFrame
     limits: pl.DataFrame
@@ -53,45 +88,46 @@ def plan_findings(facts: PlanFacts) -> list[Finding]:
     return [finding for rule in _RULES if (finding := rule(facts)) is not None]
 
 
-def avoidable_repeats(whole: Composition, strategy: str) -> Finding | None:
-    """Neighbouring repeats of a bucket that another order would not have."""
-    avoidable = whole.equal_neighbours - whole.equal_neighbours_minimum
-    share = avoidable / max(len(whole.batches) - 1, 1)
-    if strategy == "packed" or avoidable < 3 or share < AVOIDABLE_REPEATS:
+def avoidable_repeats(order: OrderFacts, buckets: pl.DataFrame) -> Finding | None:
+    """Neighbouring repeats of a bucket that another order would not have.
+
+    Args:
+        order: The order of a whole plan.
+        buckets: ``bucket_id, min_tokens, max_tokens`` of the buckets met so far.
+    """
+    avoidable = order.equal_neighbours - order.equal_neighbours_minimum
+    share = avoidable / max(order.num_batches - 1, 1)
+    if order.strategy == "packed" or avoidable < 3 or share < AVOIDABLE_REPEATS:
         return None
-    top = whole.buckets.sort("share_of_batches").row(-1, named=True)
-    long_runs = total_of(whole.runs.filter(pl.col("run_length") >= 3), "num_runs")
-    longest = largest_of(whole.runs.filter(pl.col("num_runs") > 0), "run_length")
     return Finding(
         rule="avoidable_repeats",
         weight=min(1.0, 0.5 + share),
         sentence=(
-            f"{_name(top)} makes {top['share_of_batches']:.0%} of batches; with `{strategy}` there are "
-            f"{whole.equal_neighbours:,} neighbouring repeats and {long_runs:,} runs of three or more (longest "
-            f"{longest}); "
-            f'plan.strategy = "interleave" would leave {whole.equal_neighbours_minimum:,} repeats, the minimum.'
+            f"{name_bucket(order.largest_bucket, buckets)} makes {order.largest_share:.0%} of batches; with "
+            f"`{order.strategy}` there are {order.equal_neighbours:,} neighbouring repeats and {order.num_long_runs:,} "
+            f'runs of three or more (longest {order.longest_run}); plan.strategy = "interleave" would leave '
+            f"{order.equal_neighbours_minimum:,} repeats, the minimum."
         ),
     )
 
 
 def _order(facts: PlanFacts) -> Finding | None:
-    return avoidable_repeats(facts.composition, facts.settings.strategy)
+    return avoidable_repeats(facts.order, facts.composition.buckets)
 
 
 def _unavoidable_repeats(facts: PlanFacts) -> Finding | None:
-    whole = facts.composition
-    share = whole.equal_neighbours_minimum / max(len(whole.batches) - 1, 1)
-    if len(whole.buckets) < 2 or share < UNAVOIDABLE_REPEATS:
+    order = facts.order
+    share = order.equal_neighbours_minimum / max(order.num_batches - 1, 1)
+    if len(facts.composition.buckets) < 2 or share < UNAVOIDABLE_REPEATS:
         return None
-    top = whole.buckets.sort("share_of_batches").row(-1, named=True)
     return Finding(
         rule="unavoidable_repeats",
         weight=share,
         sentence=(
-            f"{_name(top)} makes {top['share_of_batches']:.0%} of batches, so even the best order repeats it "
-            f"{whole.equal_neighbours_minimum:,} times in {len(whole.batches) - 1:,} pairs; split it (buckets.edges "
-            "when extracting) "
-            'or use plan.strategy = "packed".'
+            f"{name_bucket(order.largest_bucket, facts.composition.buckets)} makes {order.largest_share:.0%} of "
+            f"batches, so even the best order repeats it {order.equal_neighbours_minimum:,} times in "
+            f"{order.num_batches - 1:,} pairs; split it (buckets.edges when extracting) or use "
+            'plan.strategy = "packed".'
         ),
     )
 
@@ -109,7 +145,7 @@ def _low_efficiency(facts: PlanFacts) -> Finding | None:
         weight=1.0 - whole.padding_efficiency,
         sentence=(
             f"{1 - whole.padding_efficiency:.1%} of padded tokens are padding, most of it in "
-            f"{_name(worst, capital=False)}, efficiency {worst['padding_efficiency']:.1%}; "
+            f"{_inside(worst)}, efficiency {worst['padding_efficiency']:.1%}; "
             f"{_padding_advice(facts)}."
         ),
     )
@@ -147,7 +183,7 @@ def _unused_budget(facts: PlanFacts) -> Finding | None:
         rule="unused_budget",
         weight=0.5 * worst["share_of_batches"],
         sentence=(
-            f"Batches of {_name(worst, capital=False)} stop at plan.max_batch_size = {facts.settings.max_batch_size} "
+            f"Batches of {_inside(worst)} stop at plan.max_batch_size = {facts.settings.max_batch_size} "
             "rows and use "
             f"{worst['mean_padded_tokens']:,} of the {budget:,} tokens of plan.token_budget; plan.max_batch_size = "
             f"{rows} would use them all."
@@ -294,9 +330,16 @@ def _without_anchor(facts: PlanFacts) -> Finding | None:
     )
 
 
-def _name(row: Mapping[str, int], *, capital: bool = True) -> str:
-    word = "Bucket" if capital else "bucket"
-    return f"{word} {row['bucket_id']} ({row['min_tokens']:,} to {row['max_tokens']:,} tokens)"
+def name_bucket(bucket_id: int, buckets: pl.DataFrame) -> str:
+    """A bucket with the lengths of its samples, to begin a sentence with."""
+    rows = buckets.filter(pl.col("bucket_id") == bucket_id).to_dicts()
+    if not rows:
+        return f"Bucket {bucket_id}"
+    return f"Bucket {bucket_id} ({rows[0]['min_tokens']:,} to {rows[0]['max_tokens']:,} tokens)"
+
+
+def _inside(row: Mapping[str, int]) -> str:
+    return f"bucket {row['bucket_id']} ({row['min_tokens']:,} to {row['max_tokens']:,} tokens)"
 
 
 _RULES: tuple[Callable[[PlanFacts], Finding | None], ...] = (

@@ -11,7 +11,7 @@ from dflash_tools.report.causes import LONG_RUN
 from dflash_tools.report.columns import median_of, numbers, total_of
 from dflash_tools.report.composition_sections import Composition
 from dflash_tools.report.diagnosis import Finding
-from dflash_tools.report.plan_rules import avoidable_repeats
+from dflash_tools.report.plan_rules import OrderFacts, avoidable_repeats
 from dflash_tools.report.run_frames import RunFrames
 
 # Each threshold: what a healthy run stays clear of.
@@ -34,6 +34,7 @@ class RunFacts:
     Attributes:
         frames: Frames over steps and batches.
         composition: Composition of the batches trained so far.
+        order: How the batches of the whole plan follow each other.
         evaluations: One row an evaluation.
         against_plan: See ``run_frames.planned_against_trained``.
         config: The run's settings.
@@ -42,6 +43,7 @@ class RunFacts:
 
     frames: RunFrames
     composition: Composition
+    order: OrderFacts
     evaluations: pl.DataFrame
     against_plan: pl.DataFrame
     config: TrainConfig
@@ -289,8 +291,8 @@ def _off_plan(facts: RunFacts) -> Finding | None:
 
 
 def _order(facts: RunFacts) -> Finding | None:
-    # A part of an epoch has no law of its own; what is trained so far is compared with its own minimum.
-    return avoidable_repeats(facts.composition, facts.config.plan.strategy)
+    # The order was fixed before step 0, so the whole plan speaks, however much of it is trained.
+    return avoidable_repeats(facts.order, facts.composition.buckets)
 
 
 def _share_of_time(facts: RunFacts, work: str) -> float:

@@ -10,7 +10,7 @@ from dflash_tools.contracts.manifest import StoreManifest
 from dflash_tools.report.columns import total_of
 from dflash_tools.report.diagnosis import Finding, choose_sentences
 from dflash_tools.report.document import Chart, Report, Section, Table, keep
-from dflash_tools.report.plan_report import length_chart
+from dflash_tools.report.plan_sections import length_chart
 from dflash_tools.report.sources import read_store
 
 DROPPED_NAME = "dropped.parquet"

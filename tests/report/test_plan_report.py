@@ -59,6 +59,24 @@ def test_a_packed_plan_is_reported_with_the_buckets_of_its_samples(store):
     assert report.figures["padding_efficiency"] > 0.98
 
 
+def test_dealing_by_cost_is_never_worse_than_by_position(store):
+    ranks = report_plan(TrainConfig(plan=PlanSettings(batches_per_step=8)), [store]).table("ranks")
+    assert ranks.get_column("num_ranks").to_list() == [2, 4, 8]
+    assert (ranks.get_column("mean_by_cost") <= ranks.get_column("mean_by_position")).all()
+    assert (ranks.get_column("mean_by_cost") >= 1).all()
+
+
+def test_batch_mates_that_meet_again_are_counted(store, config):
+    assert report_plan(config, [store]).figures["share_of_repeated_pairs"] <= 0.2
+
+
+def test_every_bucket_lasts_to_the_end_of_an_epoch_under_interleave(store, config):
+    """PL-07: the step at which the first bucket is used up is reported."""
+    assert report_plan(config, [store]).table("depletion").get_column("share_of_epoch").min() > 0.85
+    sequential = TrainConfig(plan=PlanSettings(strategy="sequential", num_epochs=1))
+    assert report_plan(sequential, [store]).table("depletion").get_column("share_of_epoch").min() < 0.3
+
+
 def test_two_stores_are_planned_as_one(tmp_path, store, config):
     other = make_index_store(tmp_path / "other", log_normal_lengths(200, seed=5), edges=[1000, 8192])
     report = report_plan(config, [store, other])
