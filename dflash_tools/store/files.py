@@ -75,6 +75,11 @@ def make_folder(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
+def files_below(folder: Path) -> list[Path]:
+    """Every file in a folder and its sub-folders, ascending."""
+    return sorted(Path(root) / name for root, _, names in os.walk(folder) for name in names)
+
+
 def _batches(buffers: Iterable[Buffer]) -> Iterator[list[Buffer]]:
     batch: list[Buffer] = []
     num_bytes = 0

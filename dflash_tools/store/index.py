@@ -3,6 +3,7 @@
 import io
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from dflash_tools.contracts.fingerprint import fingerprint_of_arrays, fingerprint_of_json
@@ -77,3 +78,22 @@ def index_fingerprint(index: pl.DataFrame) -> str:
         else:
             parts.append([name, fingerprint_of_arrays(column.to_numpy())])
     return fingerprint_of_json(parts)
+
+
+def rows_by_shard(index: pl.DataFrame) -> dict[tuple[int, int], tuple[int, int]]:
+    """First row and one past the last row of each (bucket_id, shard_id).
+
+    Raises:
+        ValueError: If the rows are not ordered by bucket and shard.
+    """
+    keys = index.select("bucket_id", "shard_id").to_numpy()
+    if not len(keys):
+        return {}
+    firsts = np.flatnonzero(np.any(np.diff(keys, axis=0, prepend=keys[:1] - 1) != 0, axis=1))
+    rows = {
+        (int(keys[first, 0]), int(keys[first, 1])): (int(first), int(stop))
+        for first, stop in zip(firsts, [*firsts[1:], len(keys)], strict=True)
+    }
+    if len(rows) != len(firsts):
+        raise ValueError("index rows must be ordered by bucket, shard and start")
+    return rows

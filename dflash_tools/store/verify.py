@@ -1,6 +1,5 @@
 """Checking a store by its bytes: sizes and checksums first, and only what passed them is parsed."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from dflash_tools.errors import StoreError
 from dflash_tools.store import commit
 from dflash_tools.store.arrays import shape_of, shard_arrays
 from dflash_tools.store.damage import Damage
+from dflash_tools.store.files import files_below
 from dflash_tools.store.index import INDEX_NAME, index_fingerprint, read_index
 from dflash_tools.store.lock import LOCK_NAME
 from dflash_tools.store.manifest_file import MANIFEST_NAME, read_manifest
@@ -116,8 +116,7 @@ def _find_unnamed(store: Path, manifest: StoreManifest, shards: list[tuple[int, 
     for bucket_id, shard_id in shards:
         named.add(commit.record_name(bucket_id, shard_id))
         named |= {spec.file_name(bucket_id, shard_id) for spec in shard_arrays(shape_of(manifest))}
-    for root, _, names in os.walk(store):
-        for name in names:
-            relative = (Path(root) / name).relative_to(store).as_posix()
-            if relative not in named:
-                yield Damage(file=relative, problem="named by neither the manifest nor a commit record")
+    for path in files_below(store):
+        name = path.relative_to(store).as_posix()
+        if name not in named:
+            yield Damage(file=name, problem="named by neither the manifest nor a commit record")

@@ -1,6 +1,5 @@
 """Writing a store: metadata, token arrays, whole shards with their commit records, and the manifest last."""
 
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +25,9 @@ from dflash_tools.store.arrays import (
     state_arrays,
 )
 from dflash_tools.store.bf16 import all_finite
-from dflash_tools.store.files import TEMP_SUFFIX, make_folder, write_file
+from dflash_tools.store.files import TEMP_SUFFIX, files_below, make_folder, write_file
 from dflash_tools.store.fp8 import encode_fp8, measure_error, relative_errors
-from dflash_tools.store.index import index_fingerprint, read_index
+from dflash_tools.store.index import index_fingerprint, read_index, rows_by_shard
 from dflash_tools.store.lock import LOCK_NAME
 from dflash_tools.store.manifest_file import MANIFEST_NAME, write_manifest
 from dflash_tools.store.shard import ShardEncoder, encode_plain
@@ -45,7 +44,7 @@ class StoreWriter:
         self.shape = shape
         self.buckets = tuple(buckets)
         self.index = read_index(store)
-        self._rows = self._rows_by_shard()
+        self._rows = rows_by_shard(self.index)
 
     def create_arrays(self) -> None:
         """Write the groups and arrays, without any shard; the same bytes again if they are there."""
@@ -195,7 +194,7 @@ class StoreWriter:
             for spec in shard_arrays(self.shape)
         }
         removed = []
-        for path in _files_below(self.store):
+        for path in files_below(self.store):
             name = path.relative_to(self.store).as_posix()
             is_shard_file = name.startswith("buckets/") and path.name.startswith("c.")
             if name.endswith(TEMP_SUFFIX) or (is_shard_file and name not in known):
@@ -234,7 +233,7 @@ class StoreWriter:
                 errors.append(record.fp8_error)
         files = {
             path.relative_to(self.store).as_posix(): (path.stat().st_size, checksum_of_file(path))
-            for path in _files_below(self.store)
+            for path in files_below(self.store)
             if path.relative_to(self.store).as_posix() not in named
         }
         filled: dict[str, Any] = {
@@ -271,20 +270,6 @@ class StoreWriter:
         size = write_file(self.store / spec.file_name(bucket_id, shard_id), encoder)
         return size, encoder.checksum()
 
-    def _rows_by_shard(self) -> dict[tuple[int, int], tuple[int, int]]:
-        keys = self.index.select("bucket_id", "shard_id").to_numpy()
-        if not len(keys):
-            return {}
-        firsts = np.flatnonzero(np.any(np.diff(keys, axis=0, prepend=keys[:1] - 1) != 0, axis=1))
-        stops = [*firsts[1:], len(keys)]
-        rows = {
-            (int(keys[first, 0]), int(keys[first, 1])): (int(first), int(stop))
-            for first, stop in zip(firsts, stops, strict=True)
-        }
-        if len(rows) != len(firsts):
-            raise ValueError("index rows must be ordered by bucket, shard and start")
-        return rows
-
     def _starts(self, samples: pl.DataFrame, bucket_id: int, shard_id: int) -> list[int]:
         first = shard_id * self.buckets[bucket_id].shard_tokens
         return [start - first for start in samples["start"].to_list()]
@@ -303,12 +288,3 @@ class StoreWriter:
                     f"sample {sample_id}: {name} holds infinite or NaN values, which a store never keeps. "
                     "Run the target in bfloat16 or float32, or drop the sample from the data"
                 )
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return sorted(
-        Path(root) / name
-        for root, _, names in os.walk(folder)
-        for name in names
-        if not (Path(root) / name).is_symlink()
-    )
