@@ -108,7 +108,9 @@ class Pair:
         ids = [anchor_id] + [self.drafter.config.mask_token_id] * num_draft_tokens
         ids_BS = torch.tensor([ids], device=self.target.device)
         hidden_BSH = self.drafter.draft(cache, ids_BS, start, _tensor(self.target.embedding.weight))
-        return self.head.logits(hidden_BSH[0, 1:]).float()
+        # A target spread over devices may have its head elsewhere.
+        logits_SV = self.head.logits(hidden_BSH[0, 1:].to(self.head.weight_VH.device))
+        return logits_SV.float().to(self.target.device)
 
 
 def decode_plain(target: Target, prompt_ids: Sequence[int], options: DecodeOptions) -> Answer:

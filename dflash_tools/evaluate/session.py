@@ -83,7 +83,7 @@ class TargetSession:
         ids_BT = torch.tensor([ran], device=self._target.device)
         with Capture(self._target, self._layer_ids) as capture:
             output = self._target.model(input_ids=ids_BT, **options)
-        logits_TV = output.logits[0, -1 if last_only else -len(ids) :].float()
+        logits_TV = output.logits[0, -1 if last_only else -len(ids) :].float().to(self._target.device)
         if not self._layer_ids:
             return Pass(logits_TV=logits_TV, states_TKH=torch.empty(len(ids), 0, 0))
         return Pass(logits_TV=logits_TV, states_TKH=capture.states_BTKH[0, -len(ids) :])
