@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,6 +12,9 @@ from dflash_tools.errors import ResumeError
 
 PLAN_FORMAT = "dflash-tools-plan"
 _KEY = "dflash_tools_plan"  # Parquet metadata: everything about a plan that is no column
+
+# What a damaged file gives: the reader's own errors (it may panic), missing columns and keys, broken JSON and offsets.
+_UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, KeyError, ValueError)
 
 
 def plan_to_frame(plan: BatchPlan) -> pl.DataFrame:
@@ -44,20 +48,34 @@ def load_plan(path: Path) -> BatchPlan:
     """
     try:
         about = json.loads(pl.read_parquet_metadata(path).get(_KEY, "{}"))
-        frame = pl.read_parquet(path, glob=False) if about.get("schema_version") == PLAN_SCHEMA_VERSION else None
+        _check_kind(path, about)
+        plan = _plan_of_frame(pl.read_parquet(path, glob=False), about)
+        written = about["fingerprint"]
     except FileNotFoundError:
         raise ResumeError(f"{path}: no such plan; start the run again in a new folder") from None
-    except (pl.exceptions.PolarsError, json.JSONDecodeError) as error:
+    except _UNREADABLE as error:
         raise ResumeError(f"{path}: not a readable plan ({error}); restore it from a copy of the run") from None
+    if plan.fingerprint() != written:
+        raise ResumeError(
+            f"{path}: plan {plan.fingerprint()[:12]} where {written[:12]} was written; "
+            "the file was changed: restore it from a copy of the run"
+        )
+    return plan
+
+
+def _check_kind(path: Path, about: dict[str, Any]) -> None:
     if about.get("format") != PLAN_FORMAT:
         raise ResumeError(f"{path}: a Parquet file, but not a plan; give the plan.parquet of a run")
-    if frame is None:
+    if about.get("schema_version") != PLAN_SCHEMA_VERSION:
         raise ResumeError(
             f"{path}: plan of schema version {about.get('schema_version')}, this version of dflash-tools reads "
             f"{PLAN_SCHEMA_VERSION}; continue the run with the version that started it"
         )
+
+
+def _plan_of_frame(frame: pl.DataFrame, about: dict[str, Any]) -> BatchPlan:
     sizes = frame["sample_rows"].list.len().to_numpy()
-    plan = BatchPlan(
+    return BatchPlan(
         epochs=frame["epoch"].to_numpy().copy(),
         steps=frame["step"].to_numpy().copy(),
         bucket_ids=frame["bucket_id"].to_numpy().copy(),
@@ -67,9 +85,3 @@ def load_plan(path: Path) -> BatchPlan:
         store_fingerprint=about["store_fingerprint"],
         left_out=about["left_out"],
     )
-    if plan.fingerprint() != about["fingerprint"]:
-        raise ResumeError(
-            f"{path}: plan {plan.fingerprint()[:12]} where {about['fingerprint'][:12]} was written; "
-            "the file was changed: restore it from a copy of the run"
-        )
-    return plan

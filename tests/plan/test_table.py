@@ -60,3 +60,22 @@ def test_a_changed_plan_is_refused(plan, tmp_path):
     pl.read_parquet(path).reverse().with_columns(pl.col("step").sort()).write_parquet(path, metadata=metadata)
     with pytest.raises(ResumeError, match="the file was changed"):
         load_plan(path)
+
+
+def test_a_damaged_plan_is_refused_or_reads_the_same(plan, tmp_path):
+    path = tmp_path / "plan.parquet"
+    save_plan(plan, path)
+    whole, generator = path.read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for _ in range(60):
+        damaged, bit = bytearray(whole), int(generator.integers(8 * len(whole)))
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            assert load_plan(path).fingerprint() == plan.fingerprint()
+        except ResumeError:
+            refused += 1
+    assert refused > 20
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ResumeError, match="not a readable plan"):
+        load_plan(path)
