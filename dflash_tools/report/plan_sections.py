@@ -134,8 +134,8 @@ def rank_table(batches: pl.DataFrame, batches_per_step: int) -> Table:
         title="Blocks of the busiest rank / mean of the ranks",
         frame=rank_frame(batches, batches_per_step),
         note=(
-            "A step takes as long as its busiest rank; 1 = perfectly even. Batches are dealt by cost; dealing by position "
-            f"stands beside it. Over at most {MOST_STEPS:,} whole steps, evenly spread over the run."
+            "A step takes as long as its busiest rank; 1 = perfectly even. Batches are dealt by cost; dealing by "
+            f"position stands beside it. Over at most {MOST_STEPS:,} whole steps, evenly spread over the run."
         ),
     )
 

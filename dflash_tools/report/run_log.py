@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,17 @@ from typing import Any
 import polars as pl
 
 from dflash_tools.contracts.record import (
+    RECORD_SCHEMA_VERSION,
     BatchRecord,
     BucketEvaluation,
     EvaluationRecord,
     StepRecord,
 )
 from dflash_tools.contracts.run_folder import EVALUATION_FILE, LOG_FILE
+from dflash_tools.errors import ResumeError
+
+# A log is read in blocks of about this size, so that text and frames of a long run never lie in memory together.
+BLOCK_BYTES = 64 << 20
 
 _TYPES: Mapping[Any, pl.DataType] = {
     int: pl.Int64(),
@@ -53,7 +58,11 @@ class RunLog:
 
 
 def read_run_log(run_dir: Path) -> RunLog:
-    """Read both files of a run folder; a missing file reads as an empty one."""
+    """Read both files of a run folder; a missing file reads as an empty one.
+
+    Raises:
+        ResumeError: If the records are of another schema version.
+    """
     steps, step_notes = _read_records(run_dir / LOG_FILE, StepRecord)
     steps, left_out = newest_attempts(steps)
     if left_out:
@@ -100,28 +109,45 @@ def newest_attempts(steps: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 
 def _read_records(path: Path, record: Any) -> tuple[pl.DataFrame, tuple[str, ...]]:
     schema = _schema_of(record)
-    content = path.read_bytes() if path.is_file() else b""
-    notes: tuple[str, ...] = ()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        notes = (f"{path.name}: the last line is still being written and was left out",)
-        content = content[:whole]
+    frames, damaged, num_lines, is_torn = [pl.DataFrame(schema=schema)], [], 0, False
+    for block in _blocks(path):
+        whole = block.rfind(b"\n") + 1
+        is_torn = whole < len(block)
+        lines, bad = _parse(block[:whole], schema)
+        frames.append(lines)
+        damaged += [num_lines + number for number in bad]
+        num_lines += block.count(b"\n")
+    frame = pl.concat(frames)
+    _check_version(path, frame)
+    notes = [f"{path.name}: the last line is still being written and was left out"] if is_torn else []
+    if damaged:
+        named = ", ".join(str(number) for number in damaged[:5]) + (", ..." if len(damaged) > 5 else "")
+        notes.append(f"{path.name}: lines that are no whole records were left out: {len(damaged)} (line {named})")
+    return frame, tuple(notes)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Cut a file into blocks that end with a line, the last one wherever the file ends."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block + file.readline()
+
+
+def _parse(content: bytes, schema: Mapping[str, pl.DataType]) -> tuple[pl.DataFrame, list[int]]:
+    """Read whole lines. Returns the records and the numbers, from 1, of lines that are none."""
+    damaged: list[int] = []
     if not content:
-        return pl.DataFrame(schema=schema), notes
+        return pl.DataFrame(schema=schema), damaged
     try:
-        return _parse(content, schema), notes
+        frame = pl.read_ndjson(io.BytesIO(content), schema=dict(schema))
     except pl.exceptions.PolarsError:
         content, damaged = _readable_lines(content)
-        named = ", ".join(str(number) for number in damaged[:5]) + (", ..." if len(damaged) > 5 else "")
-        notes = (*notes, f"{path.name}: {len(damaged)} lines are no whole records and were left out (line {named})")
-        return (_parse(content, schema) if content else pl.DataFrame(schema=schema)), notes
-
-
-def _parse(content: bytes, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    frame = pl.read_ndjson(io.BytesIO(content), schema=dict(schema))
+        frame = pl.read_ndjson(io.BytesIO(content), schema=dict(schema)) if content else pl.DataFrame(schema=schema)
     floats = [name for name, dtype in schema.items() if dtype == pl.Float64()]
     # JSON has no NaN: a loss or norm that was not finite stands there as null.
-    return frame.with_columns(pl.col(floats).fill_null(float("nan")))
+    return frame.with_columns(pl.col(floats).fill_null(float("nan"))), damaged
 
 
 def _readable_lines(content: bytes) -> tuple[bytes, list[int]]:
@@ -133,7 +159,16 @@ def _readable_lines(content: bytes) -> tuple[bytes, list[int]]:
         except ValueError:
             value = None
         if isinstance(value, dict) and "step" in value:
-            good.append(json.dumps(value, allow_nan=True).replace("NaN", "null").encode() + b"\n")
+            good.append(json.dumps(value).replace("NaN", "null").encode() + b"\n")
         else:
             damaged.append(number)
     return b"".join(good), damaged
+
+
+def _check_version(path: Path, records: pl.DataFrame) -> None:
+    other = records.filter(pl.col("schema_version").ne_missing(RECORD_SCHEMA_VERSION))
+    if len(other):
+        raise ResumeError(
+            f"{path}: {len(other):,} records of schema version {other.item(0, 'schema_version')}, this version of "
+            f"dflash-tools reads {RECORD_SCHEMA_VERSION}; report with the version that wrote them"
+        )

@@ -8,6 +8,8 @@ from report.made import evaluation_record, step_records
 
 from dflash_tools.config import TrainConfig
 from dflash_tools.contracts.run_folder import EVALUATION_FILE, LOG_FILE
+from dflash_tools.errors import ResumeError
+from dflash_tools.report import run_log
 from dflash_tools.report.composition import frame_of_plan
 from dflash_tools.report.run_log import read_run_log
 
@@ -100,7 +102,27 @@ def test_a_damaged_line_in_the_middle_is_left_out_with_its_number(tmp_path, reco
     (tmp_path / LOG_FILE).write_text("\n".join(lines) + "\n")
     log = read_run_log(tmp_path)
     assert log.steps.get_column("step").to_list() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11]
-    assert log.notes == ("log.jsonl: 1 lines are no whole records and were left out (line 5)",)
+    assert log.notes == ("log.jsonl: lines that are no whole records were left out: 1 (line 5)",)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 700, 1500, 10**6])
+def test_a_log_read_in_blocks_is_the_same_log(tmp_path, records, monkeypatch, block_bytes):
+    """LG-08: a log of any length is read piece by piece."""
+    write(tmp_path, records)
+    whole = read_run_log(tmp_path)
+    with (tmp_path / LOG_FILE).open("a") as file:
+        file.write('{"step": 99, "att')
+    monkeypatch.setattr(run_log, "BLOCK_BYTES", block_bytes)
+    cut = read_run_log(tmp_path)
+    assert cut.steps.equals(whole.steps)
+    assert cut.batches.equals(whole.batches)
+    assert cut.notes == ("log.jsonl: the last line is still being written and was left out",)
+
+
+def test_records_of_another_version_are_refused(tmp_path, records):
+    write(tmp_path, [records[0].model_copy(update={"schema_version": 9})])
+    with pytest.raises(ResumeError, match="schema version 9"):
+        read_run_log(tmp_path)
 
 
 def test_a_run_without_a_log_yet_reads_as_empty(tmp_path):
