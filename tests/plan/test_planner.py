@@ -15,7 +15,12 @@ from dflash_tools.errors import ConfigError
 from dflash_tools.plan import PlanSettings, build_plan
 from dflash_tools.plan.buckets import assign_buckets
 from dflash_tools.plan.composition import binding_limits
-from dflash_tools.plan.statistics import batch_lengths
+from dflash_tools.plan.statistics import (
+    batch_lengths,
+    count_equal_neighbours,
+    fewest_equal_neighbours,
+    find_runs,
+)
 from dflash_tools.plan.table import load_plan, save_plan
 
 STRATEGIES = ("interleave", "weighted", "shuffle", "sequential")
@@ -205,3 +210,24 @@ def test_arrays_must_fit_each_other():
         build_plan([1, 0], [0, 0], PlanSettings())
     with pytest.raises(ValueError, match="anchor_budget needs num_anchors"):
         build_plan([1], [0], PlanSettings(anchor_budget=4))
+
+
+def test_the_founding_story():
+    """Six buckets, the longest 52 % of the batches: `shuffle` makes long runs of it, `interleave` almost none."""
+    generator = np.random.default_rng(0)
+    bounds = [1, *EDGES]
+    # One batch holds 16,384 // longest samples; so many samples make 96 batches of every other bucket, 520 of the last.
+    num_samples = [96 * 21, 96 * 13, 96 * 9, 96 * 6, 96 * 4, 520 * 2]
+    lengths = np.concatenate([generator.integers(bounds[b] + 1, bounds[b + 1] + 1, num_samples[b]) for b in range(6)])
+    bucket_ids = assign_buckets(lengths, EDGES)
+    runs = {}
+    for strategy in ("shuffle", "interleave"):
+        plan = build_plan(lengths, bucket_ids, PlanSettings(strategy=strategy, num_epochs=1))
+        share = np.mean(plan.bucket_ids == 5)
+        assert share == pytest.approx(0.52, abs=0.03)
+        lengths_of_runs = find_runs(plan.bucket_ids, plan.epochs)[1]
+        runs[strategy] = np.bincount(lengths_of_runs, minlength=4)
+    assert runs["shuffle"][4:].sum() > 20
+    assert runs["interleave"][3:].sum() == 0
+    equal = count_equal_neighbours(plan.bucket_ids, plan.epochs)
+    assert equal == fewest_equal_neighbours(plan.bucket_ids, plan.epochs)
