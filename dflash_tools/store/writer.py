@@ -285,6 +285,13 @@ class StoreWriter:
         for sample_id, values in zip(samples["sample_id"].to_list(), columns, strict=True):
             if not all_finite(values):
                 raise StoreError(
-                    f"sample {sample_id}: {name} holds infinite or NaN values, which a store never keeps. "
-                    "Run the target in bfloat16 or float32, or drop the sample from the data"
+                    f"sample {sample_id}: {name} holds infinite or NaN values{_hurt_layers(values)}, which a store "
+                    "never keeps. Run the target in bfloat16 or float32, or drop the sample from the data"
                 )
+
+
+def _hurt_layers(values: NDArray[np.uint16]) -> str:
+    if values.ndim < 3:
+        return ""
+    layers = [str(layer + 1) for layer in range(values.shape[1]) if not all_finite(values[:, layer].copy())]
+    return f" in captured layer {', '.join(layers)} of {values.shape[1]}"

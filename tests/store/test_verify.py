@@ -12,7 +12,6 @@ from dflash_tools.errors import StoreError
 from dflash_tools.printing import plain
 from dflash_tools.store import open_store
 from dflash_tools.store.arrays import shape_of
-from dflash_tools.store.repair import set_aside
 from dflash_tools.store.verify import verify_store
 
 KINDS = {
@@ -179,24 +178,3 @@ def test_damage_is_json_able(store):
     document = json.loads(json.dumps(plain(verify_store(store, deep=True))))
     assert document[0]["bucket_id"] == 0
     assert document[0]["sample_ids"]
-
-
-def test_damaged_shards_are_set_aside_and_made_again(tmp_path):
-    path = make_store(tmp_path / "S", shard_bytes=9000, target=False)
-    before = {p.relative_to(path).as_posix(): p.read_bytes() for p in files_of(path)}
-    flip(path / "buckets/1/hidden_states/c.1.0.0", 77)
-    flip(path / "index.parquet", 77)
-    (path / "notes.txt").write_text("?")
-    aside = set_aside(path, verify_store(path, deep=True), shape_of_made())
-    assert aside.name == "S.set-aside-1"
-    assert (aside / "notes.txt").is_file()
-    assert (aside / "shards/1-1.json").is_file()
-    assert (path / "shards/1-0.json").is_file()
-    make_store(path, shard_bytes=9000, target=False)
-    assert {p.relative_to(path).as_posix(): p.read_bytes() for p in files_of(path)} == before
-
-
-def shape_of_made():
-    from dflash_tools.store.arrays import StoreShape
-
-    return StoreShape(num_layers=3, hidden_size=32)

@@ -102,7 +102,9 @@ def test_infinite_and_nan_states_are_refused_with_the_sample_named(tmp_path, val
     states, _ = states_of(writer, 1, 0)
     states[-1][-1, -1, -1] = value
     name = writer.samples_of(1, 0)["sample_id"][-1]
-    with pytest.raises(StoreError, match=f"sample {name}: hidden_states holds infinite or NaN"):
+    with pytest.raises(
+        StoreError, match=f"sample {name}: hidden_states holds infinite or NaN values in captured layer 3 of 3"
+    ):
         writer.write_shard(1, 0, states)
 
 
