@@ -27,7 +27,10 @@ def passes_per_epoch(store_ids: NDArray[np.int32], weights: Sequence[float]) -> 
     """
     num_stores = int(store_ids.max()) + 1
     if len(weights) != num_stores:
-        raise ConfigError(f"plan.store_weights has {len(weights)} entries for {num_stores} stores; give one per store")
+        raise ConfigError(
+            f"plan.store_weights has {len(weights)} entries for {num_stores} stores with training samples; "
+            "give one per store"
+        )
     wanted = np.asarray(weights, dtype=np.float64)
     if not np.all((wanted > 0) & (wanted < np.inf)):
         raise ConfigError(f"plan.store_weights = {list(weights)}: every weight must be a positive number")
