@@ -199,6 +199,8 @@ class DrafterSection(Section):
     """Longest position."""
     initializer_range: Annotated[float, Field(gt=0)] = 0.02
     """Standard deviation of fresh weights."""
+    init_from: str | None = None
+    """Start from the weights of an exported or released DFlash checkpoint of the same shape; none = fresh weights."""
 
 
 class PlanSettings(Section):
@@ -245,14 +247,18 @@ class LossSection(Section):
 class OptimizerSection(Section):
     """The update."""
 
-    name: Literal["adamw"] = "adamw"
-    """AdamW on float32 master weights."""
+    name: Literal["adamw", "muon"] = "adamw"
+    """AdamW on float32 master weights; muon updates the matrices of the layers by Muon and the rest by AdamW."""
     learning_rate: Annotated[float, Field(gt=0)] = 6e-4
-    """Peak learning rate."""
+    """Peak learning rate of AdamW."""
+    muon_learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Peak learning rate of Muon."""
     warmup_ratio: Fraction = 0.04
     """Share of the steps with a rising learning rate."""
-    lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
-    """Decay to zero after the warm-up, or none."""
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Decay to zero after the warm-up, none, or wsd: constant, then a cosine decay over the last decay_ratio."""
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """wsd only: share of the steps that decay."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled decay of matrices; norms are not decayed."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -261,6 +267,8 @@ class OptimizerSection(Section):
     """Decay of the second moment."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are scaled down to this norm."""
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Also keep an exponential moving average of the weights; it is what is evaluated and exported. None = off."""
 
 
 class CheckpointSection(Section):

@@ -42,7 +42,7 @@ class StepRecord(_Frozen):
     accuracy_by_slot: tuple[float, ...]  # slots 1 .. block_size - 1; supervised slots only
     count_by_slot: tuple[int, ...]
     acceptance_length: float  # estimated, bonus token counted
-    grad_norm: float  # before clipping
+    grad_norm: float  # before clipping; null in the log when not finite (then skipped is true)
     learning_rate: float
     skipped: bool  # non-finite gradients: no update was made
     batches: tuple[BatchRecord, ...]
@@ -52,9 +52,9 @@ class StepRecord(_Frozen):
     num_anchors: int
     padding_efficiency: float  # num_tokens / num_padded_tokens
     tokens_per_second: float  # real tokens
-    data_wait_seconds: float
+    data_wait_seconds: float  # this and the next two are those of rank 0
     compute_seconds: float
-    checkpoint_seconds: float
+    checkpoint_seconds: float  # steps were held up so long by checkpoints since the record before
     finished_at: float  # seconds since 1970, UTC
 
 
