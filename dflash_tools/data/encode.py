@@ -4,6 +4,7 @@ A text is cut where a supervised span begins, and each piece is tokenised by its
 very ids that serving sends, and no token lies across the border. Inside a piece nothing is cut, as in serving.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +13,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from dflash_tools.data.template import TYPED
+from dflash_tools.data.marks import TYPED
 from dflash_tools.data.turns import MarkedText
 
 # A prefix of this many characters per wanted token is tokenised before the rest of a long text is looked at.
@@ -169,7 +170,7 @@ def _cut(marked: MarkedText) -> tuple[list[_Piece], list[tuple[int, int]]]:
     text, spans = marked.text, list(marked.spans)
     cuts = {start for start, _ in spans}
     if TYPED in text:
-        marks = [at for at, character in enumerate(text) if character == TYPED]
+        marks = [match.start() for match in re.finditer(TYPED, text)]
         spans = [(start - _below(marks, start), end - _below(marks, end)) for start, end in spans]
         cuts = {start for start, _ in spans} | {at - number for number, at in enumerate(marks)}
         text = text.replace(TYPED, "")

@@ -64,7 +64,8 @@ def normalise_message(raw: Any, number: int, notes: set[str]) -> tuple[dict[str,
         if raw.get(key) is not None:
             message[key] = raw[key]
     if not raw.keys() <= _KNOWN_KEYS:
-        notes.update(f"ignored message key {key}" for key in raw.keys() - _KNOWN_KEYS)
+        ignored = (key for key in raw.keys() - _KNOWN_KEYS if raw[key] not in (None, "", [], {}))
+        notes.update(f"ignored message key {key}" for key in ignored)
     return message, _read_flags(raw, number)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from dflash_tools.data.messages import describe, normalise_message
 from dflash_tools.data.sample import RowError
-from dflash_tools.data.tool_calls import read_tools
+from dflash_tools.data.tool_calls import parse_json_if_text, read_tools
 
 _CONVERSATION_KEYS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat")
 _PROMPT_KEYS = ("prompt", "instruction", "question", "query")
@@ -92,6 +92,7 @@ def _read_token_ids(row: dict[str, Any]) -> TokenIds:
 
 
 def _read_conversation(row: dict[str, Any], raw_messages: Any, key: str) -> Conversation:
+    raw_messages = parse_json_if_text(raw_messages)
     if not isinstance(raw_messages, list) or not raw_messages:
         found = "empty" if raw_messages == [] else describe(raw_messages)
         raise RowError("bad_message", f"{key} is {found}, expected a list of messages")

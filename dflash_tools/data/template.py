@@ -1,19 +1,11 @@
-"""Chat templates: rendering as transformers does it, with a record of what the text is made of.
-
-Two kinds of marks travel through a template inside the text and are read off afterwards, so that text, supervised
-spans and typed control tokens come from one rendering and cannot drift:
-
-* ``{% generation %}`` blocks are rendered between GENERATION_START and GENERATION_END;
-* a control token that someone typed into a message carries TYPED after its first character.
-
-All three are Unicode noncharacters, which no text may contain; a row that does is dropped.
-"""
+"""Chat templates: rendering as transformers does it, with what a template's own habits tell about its output."""
 
 import json
 import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 import jinja2
@@ -23,10 +15,8 @@ import jinja2.parser
 import jinja2.runtime
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-TYPED = "\ufdd0"
-GENERATION_START = "\ufdd1"
-GENERATION_END = "\ufdd2"
-RESERVED = re.compile(f"[{TYPED}{GENERATION_START}{GENERATION_END}]")
+from dflash_tools.data.marks import GENERATION_END, GENERATION_START, token_pattern
+
 _GENERATION = re.compile(f"[{GENERATION_START}{GENERATION_END}]")
 
 # Templates that write today's date would give other ids tomorrow. This is the date Llama 3 falls back to; where the
@@ -106,38 +96,84 @@ def compile_template(source: str) -> jinja2.Template:
     return jinja2.Template.from_code(environment, environment.compile(source), dict(environment.globals))
 
 
-def render(
-    template: jinja2.Template,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    variables: dict[str, Any],
-    *,
-    add_generation_prompt: bool,
-) -> Rendering:
-    """Render messages.
+class ChatTemplate:
+    """A chat template, with the control tokens it writes; safe to pickle.
 
     Args:
-        template: From compile_template.
-        messages: In the spelling templates read.
-        tools: Tool definitions, or None.
-        variables: Special tokens by name, and chat_template_kwargs.
-        add_generation_prompt: End with what makes the target answer.
+        source: The template.
+        variables: What it sees beside the messages: special tokens by name, and chat_template_kwargs.
+        special_tokens: Tokens that only a template may write.
+        added_tokens: Other added tokens; those that mark the borders of turns in this template are control tokens too.
+
+    Attributes:
+        source: The template.
+        is_marked: It marks what the assistant wrote by ``{% generation %}``.
+        control_tokens: Special tokens, and the tokens that mark the borders of turns.
+        pattern: Matches any control token.
+        document_end: What is written only after the last turn, such as an EOS behind the end-of-turn token. The target
+            never emits it.
 
     Raises:
-        Exception: One of TEMPLATE_ERRORS, if the template does not take these messages.
+        jinja2.TemplateSyntaxError: If it is no template.
     """
-    text = template.render(
-        {
-            **variables,
-            "messages": messages,
-            "tools": tools,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-    )
-    if GENERATION_START not in text:
-        return Rendering(text, ())
-    return _read_generation_marks(text)
+
+    def __init__(
+        self, source: str, variables: dict[str, Any], special_tokens: set[str], added_tokens: set[str]
+    ) -> None:
+        self.source = source
+        self._variables = variables
+        self.is_marked = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source) is not None
+        answered, asked_again = self._render_probe(2), self._render_probe(3)
+        self.control_tokens = special_tokens | {token for token in added_tokens if token in asked_again}
+        self.pattern = token_pattern(self.control_tokens)
+        self.document_end = _find_document_end(answered, asked_again, self.pattern)
+
+    def _render_probe(self, num_messages: int) -> str:
+        probe = [("user", "a"), ("assistant", "b"), ("user", "c")]
+        messages = [{"role": role, "content": content} for role, content in probe[:num_messages]]
+        compile_template(self.source)
+        try:
+            return self.render(messages, None, add_generation_prompt=False).text
+        except TEMPLATE_ERRORS:
+            return ""
+
+    def render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, add_generation_prompt: bool
+    ) -> Rendering:
+        """Render messages.
+
+        Args:
+            messages: In the spelling templates read.
+            tools: Tool definitions, or None.
+            add_generation_prompt: End with what makes the target answer.
+
+        Raises:
+            Exception: One of TEMPLATE_ERRORS, if the template does not take these messages.
+        """
+        text = compile_template(self.source).render(
+            {
+                **self._variables,
+                "messages": messages,
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        if GENERATION_START not in text:
+            return Rendering(text, ())
+        return _read_generation_marks(text)
+
+
+def _find_document_end(answered: str, asked_again: str, pattern: re.Pattern[str]) -> str:
+    """Compare a conversation with and without a further question.
+
+    If what both share ends with a whole end-of-turn token and the shorter one goes on, then by what no turn ends with.
+    """
+    shared = commonprefix([answered, asked_again])  # noqa: RUF071 - characters are what is wanted
+    ends = [match.end() for match in pattern.finditer(answered) if match.end() <= len(shared)]
+    if not ends or shared == answered or re.search("[bc]", pattern.sub("", answered[ends[-1] :])):
+        return ""
+    return answered[ends[-1] :].lstrip()
 
 
 def _read_generation_marks(marked: str) -> Rendering:
@@ -150,35 +186,3 @@ def _read_generation_marks(marked: str) -> Rendering:
         elif open_starts:
             spans.append((open_starts.pop(), position))
     return Rendering(_GENERATION.sub("", marked), tuple(sorted(spans)))
-
-
-def has_generation_tag(source: str) -> bool:
-    """Tell whether a template marks what the assistant wrote; words in its text do not count."""
-    return re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source) is not None
-
-
-def mark_typed_tokens(value: Any, pattern: re.Pattern[str]) -> Any:
-    """Put TYPED into every control token that stands in the strings of a value; other objects stay the same ones.
-
-    Args:
-        value: Messages or tools.
-        pattern: Matches any control token.
-    """
-    if isinstance(value, str):
-        return _mark_text(value, pattern) if pattern.search(value) else value
-    if isinstance(value, dict):
-        # Keys too: the arguments of a tool call are whatever someone typed.
-        return {mark_typed_tokens(key, pattern): mark_typed_tokens(item, pattern) for key, item in value.items()}
-    if isinstance(value, list):
-        return [mark_typed_tokens(item, pattern) for item in value]
-    return value
-
-
-def _mark_text(text: str, pattern: re.Pattern[str]) -> str:
-    pieces: list[str] = []
-    at = 0
-    while match := pattern.search(text, at):
-        # One character on, not behind the token: a token may begin inside another one.
-        pieces += [text[at : match.start() + 1], TYPED]
-        at = match.start() + 1
-    return "".join([*pieces, text[at:]])

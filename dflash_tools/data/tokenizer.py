@@ -82,10 +82,10 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     return fingerprint_of_json(content)
 
 
-def control_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
     """List the tokens that only a template may write: special added tokens, and those with a part such as EOS."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return sorted(added | set(tokenizer.all_special_tokens))
+    return added | set(tokenizer.all_special_tokens)
 
 
 def template_sources(tokenizer: "PreTrainedTokenizerBase") -> tuple[str | None, str | None]:

@@ -6,22 +6,17 @@ rendering of the whole conversation does not contain that same beginning, the te
 their thinking, say), and the conversation becomes one sample per turn.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import jinja2
 
 from dflash_tools.data.sample import RowError
 from dflash_tools.data.shapes import Conversation
-from dflash_tools.data.template import TEMPLATE_ERRORS, Rendering, Span, render
+from dflash_tools.data.template import TEMPLATE_ERRORS, ChatTemplate, Rendering, Span
 from dflash_tools.data.tool_calls import with_arguments_as_text
 
 # A template writes this where a turn has no reasoning: the target did not.
 _EMPTY_THINKING = re.compile(r"\s*<think>\s*</think>\s*")
-_NOTHING = re.compile(r"(?!)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +37,11 @@ class _Turn:
 class Chat:
     """A conversation with the template that renders its prefixes."""
 
-    def __init__(
-        self, conversation: Conversation, template: jinja2.Template, variables: dict[str, Any], document_end: str
-    ) -> None:
-        self.document_end = document_end
+    def __init__(self, conversation: Conversation, template: ChatTemplate) -> None:
         self.messages = conversation.messages
         self.counts = conversation.counts
+        self.template = template
         self._tools = conversation.tools
-        self._template = template
-        self._variables = variables
 
     def render(self, num_messages: int, *, prompt: bool = False) -> Rendering:
         """Render the first messages, with the generation prompt if ``prompt``.
@@ -60,7 +51,7 @@ class Chat:
         """
         messages = self.messages[:num_messages]
         try:
-            return render(self._template, messages, self._tools, self._variables, add_generation_prompt=prompt)
+            return self.template.render(messages, self._tools, add_generation_prompt=prompt)
         except TEMPLATE_ERRORS as error:
             if isinstance(error, TypeError) and any("tool_calls" in message for message in messages):
                 return self._render_with_text_arguments(num_messages, prompt)
@@ -70,57 +61,24 @@ class Chat:
         # Some templates join arguments to text, so they take them only as JSON text.
         messages = with_arguments_as_text(self.messages)
         try:
-            result = render(
-                self._template, messages[:num_messages], self._tools, self._variables, add_generation_prompt=prompt
-            )
+            result = self.template.render(messages[:num_messages], self._tools, add_generation_prompt=prompt)
         except TEMPLATE_ERRORS as error:
             raise RowError("template_error", _first_line(error)) from None
         self.messages = messages
         return result
 
 
-def find_document_end(template: jinja2.Template, variables: dict[str, Any], control_tokens: re.Pattern[str]) -> str:
-    """Find what a template writes only after the last turn, such as an EOS behind the end-of-turn token.
-
-    The target never emits it. It shows when a conversation is rendered with and without a further question: what both
-    share ends with a whole end-of-turn token, and the shorter one goes on.
-    """
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-    ]
-    try:
-        short, long = (
-            render(template, messages[:count], None, variables, add_generation_prompt=False).text for count in (2, 3)
-        )
-    except TEMPLATE_ERRORS:
-        return ""
-    shared = os.path.commonprefix([short, long])  # noqa: RUF071 - characters are what is wanted
-    ends = [match.end() for match in control_tokens.finditer(short) if match.end() <= len(shared)]
-    if not ends or shared == short or re.search("[bc]", control_tokens.sub("", short[ends[-1] :])):
-        return ""
-    return short[ends[-1] :].lstrip()
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def control_token_pattern(tokens: list[str]) -> re.Pattern[str]:
-    """Match any of the control tokens, the longest first; one character alone cannot be told from text."""
-    longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NOTHING
-
-
 def find_supervised(
-    chat: Chat, control_tokens: re.Pattern[str], *, expand: bool, is_beyond: Callable[[str], bool], notes: set[str]
+    chat: Chat, *, expand: bool, is_beyond: Callable[[str], bool], notes: set[str]
 ) -> Iterator[MarkedText]:
     """Find what the target wrote in a conversation.
 
     Args:
         chat: The conversation.
-        control_tokens: Matches the tokenizer's control tokens.
         expand: Where the template rewrites earlier turns, give one text per turn; otherwise refuse the row.
         is_beyond: Tells whether a prompt fills a whole sample, so that nothing after it can be supervised.
         notes: Takes ``expanded`` and ``first turn not supervised``.
@@ -139,7 +97,7 @@ def find_supervised(
             continue
         if is_beyond(prompt):
             break
-        turn = _find_turn(chat, index, prompt, full, control_tokens)
+        turn = _find_turn(chat, index, prompt, full)
         if turn is None:
             if index == 0:
                 notes.add("first turn not supervised")
@@ -171,18 +129,18 @@ def _prompt_of(chat: Chat, index: int, notes: set[str]) -> str | None:
         return None
 
 
-def _find_turn(chat: Chat, index: int, prompt: str, full: Rendering, control_tokens: re.Pattern[str]) -> _Turn | None:
+def _find_turn(chat: Chat, index: int, prompt: str, full: Rendering) -> _Turn | None:
     own = full if index == len(chat.messages) - 1 else chat.render(index + 1)
     if not own.text.startswith(prompt):
         return None
     message = chat.messages[index]
-    own_text = own.text.removesuffix(chat.document_end)
-    start, end = len(prompt), _end_of_turn(own_text, len(prompt), control_tokens)
+    own_text = own.text.removesuffix(chat.template.document_end)
+    start, end = len(prompt), _end_of_turn(own_text, len(prompt), chat.template.pattern)
     if not message.get("reasoning_content") and not message["content"].lstrip().startswith("<think>"):
         empty = _EMPTY_THINKING.match(own.text, start, end)
         start = empty.end() if empty else start
     spans = [(start, end)]
-    if own.generated:
+    if chat.template.is_marked:
         spans = [(max(start, first), min(end, last)) for first, last in own.generated]
     return _Turn(own, tuple((first, last) for first, last in spans if first < last), end)
 
