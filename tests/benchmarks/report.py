@@ -33,7 +33,14 @@ def write_run(folder: Path, num_batches: int) -> None:
     config = TrainConfig(
         plan=PlanSettings(token_budget=8192, batches_per_step=BATCHES_PER_STEP, num_epochs=1, strategy="shuffle")
     )
-    make_run(folder / "run", store, config, held_out=np.linspace(6, 3, 100).tolist())
+    # A jump of the loss every 5,000 batches, so that the part about resets has work too.
+    make_run(
+        folder / "run",
+        store,
+        config,
+        fault=lambda batches: np.where(np.arange(len(batches)) % 5000 >= 4968, 0.8, 0.0),
+        held_out=np.linspace(6, 3, 100).tolist(),
+    )
 
 
 def measure(run: Path, out: Path) -> dict[str, float]:
@@ -51,9 +58,11 @@ def measure(run: Path, out: Path) -> dict[str, float]:
         raise AssertionError("a report needs neither torch nor zarr")
     return {
         "num_batches": report.figures["num_batches"],
+        "num_resets": report.figures["resets"],
         "report_seconds": reported - started,
         "write_seconds": written - reported,
         "total_seconds": written - started,
+        "cpu_seconds": time.process_time(),
         "peak_bytes": peak_bytes(),
         "html_bytes": (out / "report.html").stat().st_size,
     }

@@ -5,10 +5,11 @@ import polars as pl
 import pytest
 from report.made import make_run
 
+from dflash_tools.config import PlanSettings, TrainConfig
 from dflash_tools.contracts.run_folder import LOG_FILE
 from dflash_tools.errors import ResumeError
 from dflash_tools.printing import plain
-from dflash_tools.report import report_run
+from dflash_tools.report import print_report, report_run, write_report
 
 
 def test_a_run_is_reported_as_figures_that_json_can_hold(run):
@@ -68,3 +69,22 @@ def test_levels_show_what_each_bucket_costs(run):
     levels = report_run(run).table("levels")
     assert levels.get_column("loss").is_sorted()
     assert len(levels) == 6
+
+
+def test_a_packed_run_is_reported(tmp_path, store):
+    packed = TrainConfig(plan=PlanSettings(strategy="packed", num_epochs=1, batches_per_step=2))
+    report = report_run(make_run(tmp_path / "run", store, packed))
+    assert report.table("levels").get_column("bucket_id").to_list() == [-1]
+    assert report.diagnosis == ()
+
+
+def test_a_run_that_never_had_a_loss_is_reported(tmp_path, store, config):
+    def lose(record):
+        batches = tuple(batch.model_copy(update={"loss": float("nan")}) for batch in record.batches)
+        nothing = {"loss": float("nan"), "grad_norm": float("nan"), "skipped": True, "batches": batches}
+        return record.model_copy(update=nothing)
+
+    report = report_run(make_run(tmp_path / "run", store, config, change_step=lose))
+    assert "were skipped because their gradients were not finite" in report.diagnosis[0]
+    write_report(report, tmp_path / "out")
+    print_report(report)
