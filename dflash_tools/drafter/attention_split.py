@@ -18,8 +18,8 @@ from dflash_tools.drafter.layers import Attend
 from dflash_tools.drafter.visibility import sees_context, sees_slot
 
 # Scores of a chunk: large enough for efficient products, small enough for the cache.
-CHUNK_SCORES = 1 << 21
-MIN_CHUNK_BLOCKS = 8
+CHUNK_SCORES = 1 << 20
+MIN_CHUNK_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,19 +100,21 @@ def _attend_chunk(
         if hidden_slots_SS is not None:
             in_block.view(*shape, block_size).masked_fill_(hidden_slots_SS[:, None, :], float("-inf"))
     joint = torch.cat((in_context.view(num_key_heads, num_blocks, num_rows, -1), in_block), dim=-1).softmax(dim=-1)
-    to_context, to_block = joint[..., :num_tokens], joint[..., num_tokens:]
+    to_context, to_block = torch.split(joint, [num_tokens, block_size], dim=-1)
     from_context = torch.bmm(to_context.flatten(1, 2), values_GTD).view(q_GCRD.shape)
     return from_context + torch.matmul(to_block, values_GCSD)
 
 
 def _make_chunks(context: Context, blocks: Blocks, num_heads: int, window: int | None) -> list[_Chunk]:
     anchors = blocks.anchors_A.tolist()
+    most_pairs = CHUNK_SCORES // (blocks.block_size * num_heads)  # of a block and a token
     chunks = []
     for document, (first, last) in enumerate(zip(blocks.offsets[:-1], blocks.offsets[1:], strict=True)):
         start = context.offsets[document]
         while first < last:
-            size = max(MIN_CHUNK_BLOCKS, CHUNK_SCORES // (blocks.block_size * num_heads * max(anchors[first], 1)))
-            end = min(first + size, last)
+            end = min(first + MIN_CHUNK_BLOCKS, last)
+            while end < last and (end + 1 - first) * anchors[end] <= most_pairs:
+                end += 1
             chunks.append(_make_chunk(slice(first, end), start, blocks, anchors[first], anchors[end - 1], window))
             first = end
     return chunks

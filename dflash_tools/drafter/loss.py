@@ -109,9 +109,9 @@ class _CrossEntropyRows(torch.autograd.Function):
             losses_N[rows] = (log_sum_N1 - logits_NV.gather(1, labels_N1))[:, 0]
             correct_N[rows] = (guess_N1 == labels_N1)[:, 0]
             if gradient_NH is not None:
-                minus_one = -torch.ones_like(labels_N1, dtype=logits_NV.dtype)
-                slopes_NV = probabilities_NV.scatter_add_(1, labels_N1, minus_one)
-                gradient_NH[rows] = head.backward(slopes_NV, logits_NV)
+                # By index_put_: scatter_ copies the whole chunk on CPUs.
+                probabilities_NV[torch.arange(len(labels_N1), device=labels_N1.device), labels_N1[:, 0]] -= 1
+                gradient_NH[rows] = head.backward(probabilities_NV, logits_NV)
         ctx.save_for_backward(gradient_NH)
         ctx.mark_non_differentiable(correct_N)
         return losses_N, correct_N
