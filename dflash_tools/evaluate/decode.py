@@ -14,7 +14,7 @@ from torch import Tensor
 from dflash_tools.drafter.frozen import Head
 from dflash_tools.drafter.model import DFlashDrafter, DrafterCache
 from dflash_tools.evaluate.sampling import Verdict, sample, softmax_at, verify_greedy, verify_sampled
-from dflash_tools.evaluate.session import Pass, TargetSession
+from dflash_tools.evaluate.session import TargetSession
 from dflash_tools.target.load import Target
 
 
@@ -46,7 +46,7 @@ class Cycle:
         num_accepted: Drafted tokens that stand and are part of the answer (a stop token ends it).
         num_tokens: Tokens that the cycle gave: those, and the target's own unless a stop token came before it.
         draft_seconds: Time of the drafter.
-        target_seconds: Time of the target's pass.
+        target_seconds: Time of the target's pass; of a batch, an equal share.
     """
 
     start: int
@@ -63,8 +63,8 @@ class Answer:
     Attributes:
         token_ids: Its tokens, the one from the prefill first.
         gaps: Lead of the target's first choice over its second where each token was chosen. Unit: logits.
-        cycles: Empty for plain decoding.
-        decode_seconds: Time after the prefill.
+        cycles: Passes of the target after the prefill; with the target alone, each gives one token.
+        decode_seconds: Time after the prefill; of a batch, an equal share.
         states: Captured states of prompt and answer without its last tokens, as the drafter saw them; a list of
             (tokens, K, H) pieces.
         recomputed: Every pass of the target ran the whole sequence, since its cache cannot be cut back.
@@ -113,87 +113,136 @@ class Pair:
         return logits_SV.float().to(self.target.device)
 
 
-def decode_plain(target: Target, prompt_ids: Sequence[int], options: DecodeOptions) -> Answer:
-    """Decode with the target alone, one token per pass."""
-    session, generator = TargetSession(target), torch.Generator().manual_seed(options.seed)
-    first = session.prefill(prompt_ids)
-    started = _now(target)
-    tokens, gaps = [_choose(first.logits_TV[0], options, generator)], _gaps(first.logits_TV)
-    while not _ended(tokens, options):
-        step = session.forward(tokens[-1:])
-        tokens.append(_choose(step.logits_TV[0], options, generator))
-        gaps += _gaps(step.logits_TV)
-    return Answer(token_ids=tokens, gaps=gaps, cycles=[], decode_seconds=_now(target) - started)
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One sequence of a batch while it is decoded."""
+
+    generator: torch.Generator
+    tokens: list[int]
+    gaps: list[float]
+    pending: Tensor  # captured states that the drafter has not seen
+    cache: DrafterCache = field(default_factory=DrafterCache)
+    cycles: list[Cycle] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
 
 
-def decode_speculative(
-    pair: Pair, prompt_ids: Sequence[int], options: DecodeOptions, *, keep_states: bool = False
-) -> Answer:
-    """Decode with drafter and target.
+def decode(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    options: DecodeOptions,
+    pair: Pair | None = None,
+    *,
+    keep_states: bool = False,
+) -> list[Answer]:
+    """Decode prompts together, with a drafter or with the target alone.
 
     Args:
-        pair: Target and drafter.
-        prompt_ids: Tokens of the prompt.
+        target: The target.
+        prompts: Tokens of each prompt; several only where ``session.batches_are_exact``.
         options: How to decode.
+        pair: Target and drafter; None drafts nothing, so that a pass of the target gives one token.
         keep_states: Also return the captured states.
+
+    Returns:
+        One answer per prompt. Sampling draws from a generator of its own for each, so batches do not change it.
     """
-    target, layer_ids = pair.target, pair.drafter.config.target_layer_ids
-    session, cache = TargetSession(target, layer_ids), DrafterCache()
-    generator = torch.Generator().manual_seed(options.seed)
-    first = session.prefill(prompt_ids)
+    session = TargetSession(target, () if pair is None else pair.drafter.config.target_layer_ids)
+    first = session.prefill(prompts)
     started = _now(target)
-    tokens, gaps = [_choose(first.logits_TV[0], options, generator)], _gaps(first.logits_TV)
-    cycles: list[Cycle] = []
-    pending, kept = first.states_TKH, [first.states_TKH]
-    while not _ended(tokens, options):
-        start = len(session)
-        cycle_started = _now(target)
-        pair.drafter.append_context(cache, pending[None], torch.arange(len(cache), start, device=target.device))
-        draft_logits = pair.draft_logits(cache, tokens[-1], start, options.num_draft_tokens)
-        drafted, draft_probs = _draft(draft_logits, options, generator)
-        drafted_at = _now(target)
-        verified = session.forward([tokens[-1], *drafted.tolist()])
-        verdict = _verify(verified, draft_probs, drafted, options, generator)
-        session.crop(start + 1 + verdict.num_accepted)
-        pending = verified.states_TKH[: verdict.num_accepted + 1]
-        kept.append(pending)
-        gained = _until_stop([*drafted.tolist()[: verdict.num_accepted], verdict.next_token], options)
-        gaps += _gaps(verified.logits_TV)[: len(gained)]
-        tokens += gained
-        cycles.append(
+    rows = [_first_row(logits, states, options) for logits, states in zip(first.logits_BTV, first.states, strict=True)]
+    active = _remaining(session, rows, options)
+    while active:
+        _cycle(target, session, active, options, pair)
+        active = _remaining(session, active, options)
+    seconds = (_now(target) - started) / len(rows)
+    limit = options.max_new_tokens
+    return [
+        Answer(
+            token_ids=row.tokens[:limit],
+            gaps=row.gaps[:limit],
+            cycles=row.cycles,
+            decode_seconds=seconds,
+            states=row.states if keep_states else [],
+            recomputed=session.recomputes,
+        )
+        for row in rows
+    ]
+
+
+def _first_row(logits_1V: Tensor, states_TKH: Tensor, options: DecodeOptions) -> _Row:
+    generator = torch.Generator().manual_seed(options.seed)
+    token = _choose(logits_1V[0], options, generator)
+    return _Row(generator, [token], _gaps(logits_1V), pending=states_TKH, states=[states_TKH])
+
+
+def _remaining(session: TargetSession, rows: list[_Row], options: DecodeOptions) -> list[_Row]:
+    going = [number for number, row in enumerate(rows) if not _ended(row.tokens, options)]
+    if len(going) < len(rows):
+        session.select(going)
+    return [rows[number] for number in going]
+
+
+def _cycle(target: Target, session: TargetSession, rows: list[_Row], options: DecodeOptions, pair: Pair | None) -> None:
+    """Draft a block for every row, verify all blocks in one pass, and keep what stands."""
+    starts, drafts, draft_seconds = session.lengths, [], []
+    for row, start in zip(rows, starts, strict=True):
+        before = _now(target)
+        drafts.append(_draft(pair, row, start, options))
+        draft_seconds.append(_now(target) - before)
+    before = _now(target)
+    verified = session.forward(
+        [[row.tokens[-1], *draft.token_ids.tolist()] for row, draft in zip(rows, drafts, strict=True)]
+    )
+    verdicts = [
+        _verify(logits_TV, draft, options, row.generator)
+        for row, draft, logits_TV in zip(rows, drafts, verified.logits_BTV, strict=True)
+    ]
+    session.keep([verdict.num_accepted + 1 for verdict in verdicts], verified.logits_BTV.shape[1])
+    target_seconds = (_now(target) - before) / len(rows)
+    for number, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):
+        row.pending = verified.states[number][: verdict.num_accepted + 1]
+        row.states.append(row.pending)
+        accepted = draft.token_ids[: verdict.num_accepted].tolist()
+        gained = _until_stop([*accepted, verdict.next_token], options)
+        row.gaps += _gaps(verified.logits_BTV[number])[: len(gained)]
+        row.tokens += gained
+        row.cycles.append(
             Cycle(
-                start=start,
+                start=starts[number],
                 num_accepted=min(verdict.num_accepted, len(gained)),
                 num_tokens=len(gained),
-                draft_seconds=drafted_at - cycle_started,
-                target_seconds=_now(target) - drafted_at,
+                draft_seconds=draft_seconds[number],
+                target_seconds=target_seconds,
             )
         )
-    limit = options.max_new_tokens
-    return Answer(
-        token_ids=tokens[:limit],
-        gaps=gaps[:limit],
-        cycles=cycles,
-        decode_seconds=_now(target) - started,
-        states=kept if keep_states else [],
-        recomputed=session.recomputes,
-    )
 
 
-def _draft(logits: Tensor, options: DecodeOptions, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draft:
+    """Drafted tokens, on the CPU, and the distributions they were sampled from; None if chosen greedily."""
+
+    token_ids: Tensor
+    probs: Tensor | None = None
+
+
+def _draft(pair: Pair | None, row: _Row, start: int, options: DecodeOptions) -> _Draft:
+    if pair is None:
+        return _Draft(torch.empty(0, dtype=torch.long))
+    positions = torch.arange(len(row.cache), start, device=pair.target.device)
+    pair.drafter.append_context(row.cache, row.pending[None], positions)
+    logits_SV = pair.draft_logits(row.cache, row.tokens[-1], start, options.num_draft_tokens)
     if options.temperature == 0.0:
-        return logits.argmax(dim=-1), None
-    probs = softmax_at(logits, options.temperature)
-    return sample(probs, generator), probs
+        return _Draft(logits_SV.argmax(dim=-1).cpu())
+    probs = softmax_at(logits_SV, options.temperature)
+    return _Draft(sample(probs, row.generator), probs)
 
 
-def _verify(
-    verified: Pass, draft_probs: Tensor | None, drafted: Tensor, options: DecodeOptions, generator: torch.Generator
-) -> Verdict:
-    if draft_probs is None:
-        return verify_greedy(verified.logits_TV, drafted)
-    target_probs = softmax_at(verified.logits_TV, options.temperature)
-    return verify_sampled(target_probs, draft_probs, drafted, generator)
+def _verify(logits_TV: Tensor, draft: _Draft, options: DecodeOptions, generator: torch.Generator) -> Verdict:
+    if options.temperature == 0.0:
+        return verify_greedy(logits_TV, draft.token_ids)
+    target_probs = softmax_at(logits_TV, options.temperature)
+    draft_probs = target_probs[:0] if draft.probs is None else draft.probs
+    return verify_sampled(target_probs, draft_probs, draft.token_ids, generator)
 
 
 def _choose(logits_V: Tensor, options: DecodeOptions, generator: torch.Generator) -> int:

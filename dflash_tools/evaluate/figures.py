@@ -79,9 +79,8 @@ def speed_figures(decoded: Sequence[Decoded]) -> dict[str, Any]:
     """Tokens per second with and without the drafter, after the prefill, and the time of a cycle's two halves."""
     cycles = [cycle for one in decoded for cycle in one.fast.cycles]
     fast = _ratio(sum(cycle.num_tokens for cycle in cycles), sum(one.fast.decode_seconds for one in decoded))
-    plain = _ratio(
-        sum(len(one.plain.token_ids) - 1 for one in decoded), sum(one.plain.decode_seconds for one in decoded)
-    )
+    alone = sum(cycle.num_tokens for one in decoded for cycle in one.plain.cycles)
+    plain = _ratio(alone, sum(one.plain.decode_seconds for one in decoded))
     return {
         "tokens_per_second": fast,
         "plain_tokens_per_second": plain,

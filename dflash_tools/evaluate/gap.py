@@ -42,7 +42,7 @@ class GapCounts:
         first = len(prompt.token_ids)
         if prompt.continuation:
             text = [*prompt.token_ids, *prompt.continuation]
-            states = TargetSession(pair.target, pair.drafter.config.target_layer_ids).prefill(text).states_TKH
+            states = TargetSession(pair.target, pair.drafter.config.target_layer_ids).prefill([text]).states[0]
             anchors = _uniform(first, len(text), num_draft_tokens, seed)
             self.uniform_on_data += accepted_at(pair, states, text, anchors, num_draft_tokens)
             self.walk_on_data += accepted_on_walk(pair, states, text, first, num_draft_tokens)

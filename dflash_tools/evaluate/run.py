@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_tools.drafter.checkpoint_file import LayerIdConvention
 from dflash_tools.errors import ConfigError
-from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode_plain, decode_speculative
+from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode
 from dflash_tools.evaluate.figures import Decoded
 from dflash_tools.evaluate.gap import GapCounts
 from dflash_tools.evaluate.progress import show_progress
 from dflash_tools.evaluate.prompts import Prompt
 from dflash_tools.evaluate.question import ask, load_prompt_tokenizer
+from dflash_tools.evaluate.session import batches_are_exact
 from dflash_tools.evaluate.subject import Subject, open_subject, target_section
 from dflash_tools.evaluate.summary import find_warnings, keep_result, sum_up
 from dflash_tools.evaluate.tables import print_kinds
@@ -36,6 +37,7 @@ def run_evaluation(
     num_draft_tokens: int | None = None,
     temperature: float = 0.0,
     seed: int = 0,
+    batch_size: int = 1,
     layer_ids_are: LayerIdConvention | None = None,
 ) -> dict[str, Any]:
     """Decode with drafter and target, and with the target alone.
@@ -53,6 +55,7 @@ def run_evaluation(
         num_draft_tokens: Drafted tokens per cycle; default ``block_size - 1``.
         temperature: 0 = greedy; above, drafts are sampled and rejected so that the target's distribution holds.
         seed: Of sampling.
+        batch_size: Prompts decoded together. Speeds are then those of the batch, with and without the drafter.
         layer_ids_are: How layer ids of a drafter folder count, where it cannot tell.
 
     Returns:
@@ -65,6 +68,11 @@ def run_evaluation(
     drafted = _num_draft_tokens(subject, num_draft_tokens)
     loaded = load_target(target_section(subject, target, dtype))
     _require_fitting(subject, loaded)
+    if batch_size > 1 and not batches_are_exact(loaded):
+        raise ConfigError(
+            f"--batch-size {batch_size}: {loaded.identity.model} has sliding-window or recurrent layers, which decode "
+            "one prompt at a time; leave --batch-size out"
+        )
     tokenizer = load_prompt_tokenizer(subject, loaded)
     question = ask(subject, loaded, tokenizer, prompts, max_prompts, max_new_tokens + drafted)
     options = DecodeOptions(
@@ -75,37 +83,46 @@ def run_evaluation(
         seed=seed,
     )
     pair = Pair.of(loaded, subject.drafter)
-    decoded, gaps = decode_all(pair, question.prompts, options)
-    result = sum_up(subject, loaded, question, options, decoded, gaps)
+    decoded, gaps = decode_all(pair, question.prompts, options, batch_size)
+    result = sum_up(subject, loaded, question, options, decoded, gaps, batch_size)
     result["warnings"] = find_warnings(subject, loaded, tokenizer, result)
     keep_result(subject, result, options)
     print_kinds(result)
     return result
 
 
-def decode_all(pair: Pair, prompts: Sequence[Prompt], options: DecodeOptions) -> tuple[list[Decoded], GapCounts]:
-    """Decode every prompt with and without the drafter, one after the other, so that both meet the same machine.
+def decode_all(
+    pair: Pair, prompts: Sequence[Prompt], options: DecodeOptions, batch_size: int = 1
+) -> tuple[list[Decoded], GapCounts]:
+    """Decode every prompt with and without the drafter, in turn, so that both meet the same machine.
 
     Args:
         pair: Target and drafter.
         prompts: At least one.
         options: How to decode.
+        batch_size: Prompts decoded together; more than 1 only where ``session.batches_are_exact``.
 
     Returns:
-        The answers, and the drafter's hits at other anchors and on other text (greedy decoding only).
+        The answers in the order of the prompts, and the drafter's hits at other anchors and on other text (greedy
+        decoding only).
     """
-    greedy, gaps, decoded = options.temperature == 0.0, GapCounts(), []
+    greedy, gaps, target = options.temperature == 0.0, GapCounts(), pair.target
     # The first passes of a process pay for memory and kernels; they are not timed.
     short = replace(options, max_new_tokens=WARM_UP_TOKENS)
-    decode_plain(pair.target, prompts[0].token_ids, short)
-    decode_speculative(pair, prompts[0].token_ids, short)
-    for number, prompt in enumerate(show_progress(prompts, "decoding")):
-        alone = decode_plain(pair.target, prompt.token_ids, options)
-        fast = decode_speculative(pair, prompt.token_ids, options, keep_states=greedy)
-        if greedy:
-            gaps.add(pair, prompt, fast, options.num_draft_tokens, seed=number)
-        decoded.append(Decoded(prompt=prompt, fast=replace(fast, states=[]), plain=alone))
-    return decoded, gaps
+    decode(target, [prompts[0].token_ids], short)
+    decode(target, [prompts[0].token_ids], short, pair)
+    # Prompts of like length share a batch: padding costs time.
+    rows = sorted(range(len(prompts)), key=lambda row: len(prompts[row].token_ids) if batch_size > 1 else row)
+    decoded: dict[int, Decoded] = {}
+    for batch in show_progress([rows[at : at + batch_size] for at in range(0, len(rows), batch_size)], "decoding"):
+        ids = [prompts[row].token_ids for row in batch]
+        alone = decode(target, ids, options)
+        fast = decode(target, ids, options, pair, keep_states=greedy)
+        for row, with_drafter, without in zip(batch, fast, alone, strict=True):
+            if greedy:
+                gaps.add(pair, prompts[row], with_drafter, options.num_draft_tokens, seed=row)
+            decoded[row] = Decoded(prompt=prompts[row], fast=replace(with_drafter, states=[]), plain=without)
+    return [decoded[row] for row in range(len(prompts))], gaps
 
 
 def stop_tokens(target: Target, tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:

@@ -28,9 +28,9 @@ def verify_greedy(target_logits: Tensor, drafted: Tensor) -> Verdict:
     Args:
         target_logits: Row i predicts drafted token i; the last row predicts the token after all of them.
             Shape: (S + 1, V).
-        drafted: Drafted tokens. Shape: (S,).
+        drafted: Drafted tokens, on the CPU. Shape: (S,).
     """
-    chosen = target_logits.argmax(dim=-1)
+    chosen = target_logits.argmax(dim=-1).cpu()
     num_accepted = int((chosen[:-1] == drafted).cumprod(dim=0).sum())
     return Verdict(num_accepted, int(chosen[num_accepted]))
 
@@ -46,11 +46,10 @@ def verify_sampled(
     Args:
         target_probs: p; row i is the distribution of drafted token i, the last row that after all. Shape: (S + 1, V).
         draft_probs: q, from which the drafted tokens were sampled. Shape: (S, V).
-        drafted: Drafted tokens. Shape: (S,).
+        drafted: Drafted tokens, on the CPU. Shape: (S,).
         generator: Where the random numbers come from; on the CPU.
     """
     p, q = target_probs.double().cpu(), draft_probs.double().cpu()
-    drafted = drafted.cpu()
     num_drafted = len(drafted)
     slots = torch.arange(num_drafted)
     draws = torch.rand(num_drafted, generator=generator, dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""The target over one growing sequence, with a cache that gives back rejected tokens.
+"""The target over growing sequences, with a cache that gives back rejected tokens.
 
-In shapes: T tokens of a pass, K captured layers, H hidden size, V vocabulary.
+In shapes: B sequences, T tokens of a pass, K captured layers, H hidden size, V vocabulary.
 """
 
 import inspect
@@ -21,16 +21,27 @@ class Pass:
     """What one forward of the target gives.
 
     Attributes:
-        logits_TV: Logits of the tokens of the pass, in float32; only the last one's for a prefill.
-        states_TKH: Captured states of the tokens; K = 0 where none were asked for.
+        logits_BTV: Logits of the tokens of the pass, in float32; of a prefill only the last token's.
+        states: Captured states of each sequence's tokens. Shape of each: (T, K, H), K = 0 where none were asked for.
     """
 
-    logits_TV: Tensor
-    states_TKH: Tensor
+    logits_BTV: Tensor
+    states: list[Tensor]
+
+
+def batches_are_exact(target: Target) -> bool:
+    """Tell whether several sequences can share a cache.
+
+    Their rejected tokens stay in it, masked, so that a sequence has gaps. A sliding window counts them and recurrent
+    states cannot leave them out; such targets decode one sequence at a time.
+    """
+    cache = _new_cache(target)
+    linear = getattr(cache, "is_linear", [not hasattr(layer, "keys") for layer in cache.layers])
+    return not any(cache.is_sliding) and not any(linear)
 
 
 class TargetSession:
-    """One sequence being decoded.
+    """Sequences being decoded, in lockstep: every pass runs the same number of tokens of each.
 
     A cache of keys and values can be cut back to any length. Recurrent states (linear attention, Mamba) cannot; for
     those the whole sequence is run again in every pass, which is exact and slow, and ``recomputes`` says so.
@@ -40,53 +51,102 @@ class TargetSession:
         """Args: the target, and the layers whose states every pass returns, counted from 0."""
         self._target = target
         self._layer_ids = tuple(layer_ids)
-        self._ids: list[int] = []
+        self._sequences: list[list[int]] = []  # what each sequence holds
+        self._mask_BC = torch.empty(0)  # columns of the cache that a sequence may see
         self._cache: Any = _new_cache(target)
         self.recomputes = False
 
-    def __len__(self) -> int:
-        """Tokens that the session holds."""
-        return len(self._ids)
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that each sequence holds."""
+        return [len(sequence) for sequence in self._sequences]
 
     @torch.inference_mode()
-    def prefill(self, ids: Sequence[int]) -> Pass:
-        """Run the prompt; the logits are those of its last token only. Shape: (1, V)."""
-        result = self._forward(ids, last_only=True)
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Pass:
+        """Run the prompts. Shape of the logits: (B, 1, V).
+
+        Args:
+            prompts: One; or several, where ``batches_are_exact``.
+        """
+        lengths = [len(prompt) for prompt in prompts]
+        # Padding lies on the right: its queries see real tokens, so no row of the softmax is empty.
+        padded = [[*prompt, *([0] * (max(lengths) - len(prompt)))] for prompt in prompts]
+        self._sequences = [list(prompt) for prompt in prompts]
+        columns = torch.arange(max(lengths), device=self._target.device)
+        ends_B = torch.tensor(lengths, device=self._target.device)
+        self._mask_BC = columns < ends_B[:, None]
+        wanted, place_B = torch.unique(ends_B - 1, return_inverse=True)
+        logits_BUV, states_BTKH = self._run(padded, [0] * len(padded), wanted)
         self.recomputes = not _is_croppable(self._cache)
         if self.recomputes:
             self._cache = None
-        return result
+        logits_B1V = logits_BUV[torch.arange(len(padded), device=place_B.device), place_B][:, None]
+        return Pass(
+            logits_BTV=logits_B1V,
+            states=[states[:length] for states, length in zip(states_BTKH, lengths, strict=True)],
+        )
 
     @torch.inference_mode()
-    def forward(self, ids: Sequence[int]) -> Pass:
-        """Run tokens that follow those held. Shape of the logits: (len(ids), V)."""
-        return self._forward(ids, last_only=False)
+    def forward(self, ids: Sequence[Sequence[int]]) -> Pass:
+        """Run tokens that follow those held, equally many of each sequence. Shape of the logits: (B, T, V)."""
+        starts, num_new = self.lengths, len(ids[0])
+        for sequence, new in zip(self._sequences, ids, strict=True):
+            sequence += new
+        fresh = torch.ones(len(ids), num_new, dtype=torch.bool, device=self._target.device)
+        self._mask_BC = torch.cat((self._mask_BC, fresh), dim=1)
+        ran = self._sequences if self._cache is None else ids
+        last = torch.arange(len(ran[0]) - num_new, len(ran[0]), device=self._target.device)
+        logits_BTV, states_BTKH = self._run(ran, starts, last)
+        return Pass(logits_BTV=logits_BTV, states=list(states_BTKH[:, -num_new:]))
 
-    def crop(self, num_tokens: int) -> None:
-        """Keep the first tokens and forget the rest."""
-        num_removed = len(self._ids) - num_tokens
-        assert num_removed >= 0, "a session can only be cut back"
+    @torch.inference_mode()
+    def keep(self, counts: Sequence[int], num_new: int) -> None:
+        """Keep the first tokens of the latest pass and forget the rest.
+
+        Args:
+            counts: Tokens to keep of each sequence.
+            num_new: Tokens of the pass.
+        """
+        num_columns = self._mask_BC.shape[1]
+        for row, count in enumerate(counts):
+            self._mask_BC[row, num_columns - num_new + count :] = False
+            del self._sequences[row][len(self._sequences[row]) - num_new + count :]
+        # What no sequence keeps is cut off; what only some keep stays, masked for the others.
+        num_removed = num_new - max(counts)
+        self._mask_BC = self._mask_BC[:, : num_columns - num_removed]
         # Counted from the end: the one form that all versions of transformers read alike; 0 would mean "all" to some.
         if num_removed and not self.recomputes:
             self._cache.crop(-num_removed)
-        del self._ids[num_tokens:]
 
-    def _forward(self, ids: Sequence[int], *, last_only: bool) -> Pass:
-        self._ids += ids
-        ran = self._ids if self._cache is None else list(ids)
+    @torch.inference_mode()
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with some of the sequences only."""
+        index = torch.tensor(rows, dtype=torch.long, device=self._target.device)
+        self._sequences = [self._sequences[row] for row in rows]
+        self._mask_BC = self._mask_BC[index]
+        if not self.recomputes and rows:
+            self._cache.batch_select_indices(index)
+
+    def _run(self, ids: Sequence[Sequence[int]], starts: Sequence[int], wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the model; gives logits at the ``wanted`` tokens of the pass, and states of all: (B, T, K, H)."""
+        device, num_new = self._target.device, len(ids[0])
         accepted = inspect.signature(self._target.model.forward).parameters
         # transformers 5.24 renamed the argument.
         cache_name = "cache" if "cache" in accepted else "past_key_values"
         options: dict[str, Any] = {cache_name: self._cache, "use_cache": self._cache is not None}
+        if min(self.lengths) < self._mask_BC.shape[1]:  # without gaps the model's own mask and positions are right
+            positions_B1 = torch.tensor(starts, device=device)[:, None]
+            options["position_ids"] = positions_B1 + torch.arange(num_new, device=device)
+            options["attention_mask"] = self._mask_BC.long()
         if "logits_to_keep" in accepted:
-            options["logits_to_keep"] = 1 if last_only else len(ids)
-        ids_BT = torch.tensor([ran], device=self._target.device)
+            options["logits_to_keep"] = wanted
         with Capture(self._target, self._layer_ids) as capture:
-            output = self._target.model(input_ids=ids_BT, **options)
-        logits_TV = output.logits[0, -1 if last_only else -len(ids) :].float().to(self._target.device)
-        if not self._layer_ids:
-            return Pass(logits_TV=logits_TV, states_TKH=torch.empty(len(ids), 0, 0))
-        return Pass(logits_TV=logits_TV, states_TKH=capture.states_BTKH[0, -len(ids) :])
+            logits = self._target.model(input_ids=torch.tensor(ids, device=device), **options).logits
+        if "logits_to_keep" not in accepted:
+            logits = logits[:, wanted]
+        shape = (len(ids), num_new, 0, 0)
+        states_BTKH = capture.states_BTKH if self._layer_ids else torch.empty(shape, device=device)
+        return logits.float().to(device), states_BTKH
 
 
 def _new_cache(target: Target) -> Any:

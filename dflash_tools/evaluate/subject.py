@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
+from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import Tensor
 
 from dflash_tools.config import TargetSection, resolve_model_folder
 from dflash_tools.contracts.manifest import TargetIdentity
@@ -23,6 +26,7 @@ from dflash_tools.drafter.config import DrafterConfig
 from dflash_tools.drafter.model import DFlashDrafter
 from dflash_tools.drafter.released import load_drafter
 from dflash_tools.errors import ConfigError
+from dflash_tools.target.load import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,6 +102,26 @@ def target_section(subject: Subject, target: str | None, dtype: str) -> TargetSe
     if name is None:
         raise ConfigError(f"{subject.path}: does not say which target it belongs to; add --target MODEL")
     return TargetSection.model_validate({"model": name, "gguf_file": only_gguf(name), **options})
+
+
+def differing_copies(subject: Subject, target: Target) -> list[str]:
+    """Name copies of the target's embedding and head in a drafter folder that are not the target's own.
+
+    They are not used here; a drafter trained with others would be measured wrongly without a word.
+    """
+    if subject.results_dir is not None:
+        return []  # a run holds no copies
+    entries = read_checkpoint_file(subject.path).tensors
+    own = {"embed_tokens.weight": target.embedding.weight, "lm_head.weight": target.head.weight}
+    differing = []
+    for name, weight in own.items():
+        if name not in entries or not isinstance(weight, Tensor):
+            continue
+        with safe_open(entries[name].path, framework="pt") as file:
+            copy = file.get_tensor(name)
+        if copy.shape != weight.shape or not torch.allclose(copy.float(), weight.cpu().float(), rtol=0.01, atol=1e-3):
+            differing.append(name)
+    return differing
 
 
 def only_gguf(model: str) -> str | None:

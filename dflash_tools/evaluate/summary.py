@@ -19,7 +19,7 @@ from dflash_tools.evaluate.figures import (
 )
 from dflash_tools.evaluate.gap import GapCounts
 from dflash_tools.evaluate.question import Question
-from dflash_tools.evaluate.subject import Subject
+from dflash_tools.evaluate.subject import Subject, differing_copies
 from dflash_tools.printing import plain
 from dflash_tools.target.load import Target
 
@@ -40,6 +40,7 @@ def sum_up(
     options: DecodeOptions,
     decoded: list[Decoded],
     gaps: GapCounts,
+    batch_size: int,
 ) -> dict[str, Any]:
     """Gather every figure of an evaluation.
 
@@ -50,6 +51,7 @@ def sum_up(
         options: How they were decoded.
         decoded: The answers.
         gaps: The drafter's hits at other anchors and on other text.
+        batch_size: Prompts decoded together.
 
     Returns:
         Single figures first, tables last.
@@ -79,6 +81,7 @@ def sum_up(
         "temperature": options.temperature,
         "num_draft_tokens": options.num_draft_tokens,
         "max_new_tokens": options.max_new_tokens,
+        "batch_size": batch_size,
         "target_cache": "recomputed: recurrent states cannot be cut back" if recomputes else "cropped",
         "gap": gaps.analysis(length, trained_estimate(subject, options.num_draft_tokens)) if greedy else None,
         "by_kind": by_kind(decoded, options.num_draft_tokens),
@@ -113,6 +116,10 @@ def find_warnings(
         for name, (ours, theirs) in pairs.items()
         if ours != theirs and not (ours is None and trained is None)
     ]
+    found += [
+        f"{name} in {subject.path} is not the target's; the target's own is used here, as SGLang does"
+        for name in differing_copies(subject, target)
+    ]
     if result["num_different"] and identity.dtype == "float32":
         found.append(
             f"{result['num_different']} answers differ from plain decoding in float32; see divergence in by_prompt: "
@@ -131,7 +138,7 @@ def keep_result(subject: Subject, result: dict[str, Any], options: DecodeOptions
     source = result["prompts"].split(" ")[0].rstrip(",")
     name = (
         f"step-{subject.step or 0:07d}-{Path(source).stem}-{result['dtype']}-t{options.temperature:g}"
-        f"-k{options.num_draft_tokens}.json"
+        f"-k{options.num_draft_tokens}-b{result['batch_size']}.json"
     )
     subject.results_dir.mkdir(exist_ok=True)
     result["results"] = str(subject.results_dir / name)

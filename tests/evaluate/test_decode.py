@@ -4,9 +4,18 @@ import pytest
 import torch
 
 from dflash_tools.config import TargetSection
-from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode_plain, decode_speculative
+from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode
 from dflash_tools.evaluate.session import TargetSession
 from dflash_tools.target.load import load_target
+
+
+def decode_plain(target, prompt, options):
+    return decode(target, [prompt], options)[0]
+
+
+def decode_speculative(pair, prompt, options, **kwargs):
+    return decode(pair.target, [prompt], options, pair, **kwargs)[0]
+
 
 OPTIONS = DecodeOptions(max_new_tokens=40, num_draft_tokens=5, temperature=0.0, stop_token_ids=frozenset(), seed=0)
 PROMPT = list(range(20, 40))
@@ -39,42 +48,49 @@ def test_a_random_drafter_reproduces_the_targets_greedy_text(target, pair, num_d
 
 
 class Oracle:
-    """A drafter that knows the answer, up to a number of tokens per block."""
+    """Knows the answers of several prompts; recognises a row by its cache."""
 
-    def __init__(self, config, answer, prompt_length, good):
-        self.config, self.answer, self.prompt_length, self.good = config, answer, prompt_length, good
-        self.context = 0
+    def __init__(self, config, answers, good):
+        self.config, self.answers, self.good = config, answers, good
+        self.seen = {}
 
     def append_context(self, cache, states, positions):
-        assert positions.tolist() == list(range(self.context, self.context + states.shape[1]))
-        self.context += states.shape[1]
-        cache.keys[:] = [torch.empty(1, self.context)]
+        if id(cache) not in self.seen:
+            length = states.shape[1]
+            self.seen[id(cache)] = next(prompt for prompt in self.answers if len(prompt) == length)
+        cache.keys[:] = [torch.empty(1, int(positions[-1]) + 1)]
 
     def draft(self, cache, ids, start, embedding):
-        self.start = start
-        assert ids[0, 0] == self.answer[start - self.prompt_length]
+        prompt = self.seen[id(cache)]
+        at = start - len(prompt)
+        assert ids[0, 0] == self.answers[prompt][at]
+        self.right, self.num_good = self.answers[prompt][at + 1 :], self.good[prompt]
         return torch.zeros(1, ids.shape[1], embedding.shape[1])
 
 
 class OracleHead:
+    weight_VH = torch.empty(0)
+
     def __init__(self, drafter, vocab_size):
         self.drafter, self.vocab_size = drafter, vocab_size
 
     def logits(self, hidden):
-        at = self.drafter.start - self.drafter.prompt_length + 1
-        right = self.drafter.answer[at : at + len(hidden)] + [0] * len(hidden)
-        drafted = [
-            token if slot < self.drafter.good else (token + 1) % self.vocab_size
-            for slot, token in enumerate(right[: len(hidden)])
-        ]
+        right = (self.drafter.right + [0] * len(hidden))[: len(hidden)]
+        good = self.drafter.num_good
+        drafted = [token if slot < good else (token + 1) % self.vocab_size for slot, token in enumerate(right)]
         return torch.nn.functional.one_hot(torch.tensor(drafted), self.vocab_size).float()
+
+
+def oracle_pair(pair, answers, good):
+    """A pair whose drafts are right up to ``good[prompt]`` tokens."""
+    oracle = Oracle(pair.drafter.config, answers, good)
+    return replace(pair, drafter=oracle, head=OracleHead(oracle, pair.target.identity.vocab_size))
 
 
 @pytest.mark.parametrize("good", [0, 2, 5])
 def test_the_number_accepted_is_the_number_that_was_right(target, pair, good):
     answer = reference_greedy(target, PROMPT, 60)
-    oracle = Oracle(pair.drafter.config, answer, len(PROMPT), good)
-    known = replace(pair, drafter=oracle, head=OracleHead(oracle, target.identity.vocab_size))
+    known = oracle_pair(pair, {tuple(PROMPT): answer}, {tuple(PROMPT): good})
     decoded = decode_speculative(known, PROMPT, OPTIONS)
     assert decoded.token_ids == answer[:40]
     assert {cycle.num_accepted for cycle in decoded.cycles} == {good}
@@ -83,8 +99,7 @@ def test_the_number_accepted_is_the_number_that_was_right(target, pair, good):
 
 def test_an_answer_ends_with_the_first_stop_token_and_counts_nothing_after_it(target, pair):
     answer = reference_greedy(target, PROMPT, 60)
-    oracle = Oracle(pair.drafter.config, answer, len(PROMPT), 5)
-    known = replace(pair, drafter=oracle, head=OracleHead(oracle, target.identity.vocab_size))
+    known = oracle_pair(pair, {tuple(PROMPT): answer}, {tuple(PROMPT): 5})
     stop = next(token for token in answer[2:] if token not in answer[:2])
     position = answer.index(stop)
     options = replace(OPTIONS, stop_token_ids=frozenset({stop}))
@@ -104,8 +119,8 @@ def test_the_states_kept_are_those_of_one_forward_over_the_whole_text(target, pa
     answer = decode_speculative(pair, PROMPT, OPTIONS, keep_states=True)
     states = torch.cat(answer.states)
     session = TargetSession(target, pair.drafter.config.target_layer_ids)
-    whole = session.prefill([*PROMPT, *answer.token_ids])
-    torch.testing.assert_close(states[:55], whole.states_TKH[:55], rtol=1e-3, atol=1e-4)
+    whole = session.prefill([[*PROMPT, *answer.token_ids]])
+    torch.testing.assert_close(states[:55], whole.states[0][:55], rtol=1e-3, atol=1e-4)
 
 
 def test_sampling_with_a_seed_repeats_and_differs_from_greedy(target, pair):
@@ -120,3 +135,33 @@ def test_bfloat16_runs_and_keeps_the_dtype(tiny_target_dir, make_drafter):
     pair = Pair.of(target, make_drafter())
     assert pair.drafter.fc.weight.dtype == torch.bfloat16
     assert len(decode_speculative(pair, PROMPT, OPTIONS).token_ids) == 40
+
+
+PROMPTS = [PROMPT, PROMPT[:7], [*PROMPT, *range(60, 90)], PROMPT[5:12], PROMPT[::-1]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_batch_of_unequal_prompts_gives_each_the_answer_it_gets_alone(target, pair, temperature):
+    alone = [decode_speculative(pair, prompt, OPTIONS) for prompt in PROMPTS]
+    stops = frozenset({alone[1].token_ids[6], alone[2].token_ids[17]})  # rows end at different times
+    options = replace(OPTIONS, temperature=temperature, stop_token_ids=stops, max_new_tokens=24)
+    together = decode(target, PROMPTS, options, pair, keep_states=True)
+    without = decode(target, PROMPTS, options)
+    for number, prompt in enumerate(PROMPTS):
+        single = decode_speculative(pair, prompt, options, keep_states=True)
+        assert together[number].token_ids == single.token_ids
+        assert without[number].token_ids == decode_plain(target, prompt, options).token_ids
+        counts = [cycle.num_accepted for cycle in single.cycles]
+        assert [cycle.num_accepted for cycle in together[number].cycles] == counts
+        states = torch.cat(together[number].states)
+        torch.testing.assert_close(states, torch.cat(single.states), rtol=1e-3, atol=1e-3)
+
+
+def test_rows_that_accept_unequally_keep_their_own_tokens(target, pair):
+    """An oracle that is right in one row and wrong in the other leaves gaps in the second row's cache."""
+    answers = {tuple(prompt): reference_greedy(target, prompt, 60) for prompt in PROMPTS[:2]}
+    known = oracle_pair(pair, answers, {tuple(PROMPTS[0]): 5, tuple(PROMPTS[1]): 0})
+    decoded = decode(target, PROMPTS[:2], OPTIONS, known)
+    for prompt, answer in zip(PROMPTS[:2], decoded, strict=True):
+        assert answer.token_ids == answers[tuple(prompt)][:40]
+    assert [len(answer.cycles) for answer in decoded] == [7, 39]

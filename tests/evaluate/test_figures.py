@@ -24,7 +24,7 @@ def cycles_of(counts, start=10):
 
 def decoded_of(counts, *, kind="chat", start=10, tokens=(1, 2, 3), plain=(1, 2, 3)):
     fast = Answer(token_ids=list(tokens), gaps=[0.5] * len(tokens), cycles=cycles_of(counts, start), decode_seconds=2.0)
-    alone = Answer(token_ids=list(plain), gaps=[0.25] * len(plain), cycles=[], decode_seconds=4.0)
+    alone = Answer(token_ids=list(plain), gaps=[0.25] * len(plain), cycles=cycles_of([0, 0], start), decode_seconds=4.0)
     return Decoded(prompt=Prompt(name="p", kind=kind, token_ids=(1,)), fast=fast, plain=alone)
 
 

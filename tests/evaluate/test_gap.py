@@ -1,9 +1,14 @@
 import pytest
 import torch
 
-from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode_speculative
+from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode
 from dflash_tools.evaluate.gap import GapCounts, accepted_at, accepted_on_walk
 from dflash_tools.evaluate.prompts import Prompt
+
+
+def decode_speculative(pair, prompt, options, **kwargs):
+    return decode(pair.target, [prompt], options, pair, **kwargs)[0]
+
 
 PROMPT = Prompt(name="p", kind="k", token_ids=tuple(range(20, 40)), continuation=tuple(range(60, 90)))
 OPTIONS = DecodeOptions(max_new_tokens=40, num_draft_tokens=3, temperature=0.0, stop_token_ids=frozenset(), seed=0)

@@ -5,9 +5,17 @@ from tiny_models import SMOLLM2
 
 from dflash_tools.config import TargetSection
 from dflash_tools.data import load_tokenizer
-from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode_plain, decode_speculative
+from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode
 from dflash_tools.evaluate.prompts import builtin_prompts
 from dflash_tools.target.load import load_target
+
+
+def decode_plain(target, prompt, options):
+    return decode(target, [prompt], options)[0]
+
+
+def decode_speculative(pair, prompt, options, **kwargs):
+    return decode(pair.target, [prompt], options, pair, **kwargs)[0]
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@ import json
 import math
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from dflash_tools.drafter.released import load_drafter
 from dflash_tools.errors import ConfigError, ResumeError
@@ -42,7 +44,7 @@ def test_the_gap_is_shown_from_training_to_decoding(held_out):
 
 
 def test_the_result_is_kept_in_the_run_folder(held_out, run_dir):
-    path = run_dir / "evaluate" / "step-0000007-held-out-float32-t0-k5.json"
+    path = run_dir / "evaluate" / "step-0000007-held-out-float32-t0-k5-b1.json"
     assert held_out["results"] == str(path)
     kept = json.loads(path.read_text())
     assert kept["acceptance_length"] == held_out["acceptance_length"]
@@ -63,6 +65,14 @@ def test_fewer_drafted_tokens_bfloat16_and_sampling_run(run_dir):
     assert result["gap"] is None
     assert len(result["acceptance_by_position"]) == 2
     assert [row["kind"] for row in result["by_kind"]] == ["math", "code", "chat"]
+
+
+def test_batches_of_prompts_give_the_same_answers(run_dir, held_out):
+    together = run_evaluation(run_dir, dtype="float32", max_new_tokens=12, batch_size=2)
+    assert together["identical"]
+    for figure in ("acceptance_length", "acceptance_histogram", "num_new_tokens", "gap"):
+        assert together[figure] == held_out[figure]
+    assert [row["prompt"] for row in together["by_prompt"]] == [row["prompt"] for row in held_out["by_prompt"]]
 
 
 def test_prompts_come_from_a_file_and_too_long_ones_are_named(run_dir, tmp_path):
@@ -91,6 +101,18 @@ def test_an_export_decodes_as_the_run_does(run_dir, held_out, tmp_path, layout, 
     assert exported["target"] == str(tiny_target_dir)
     assert exported["warnings"] == []
     assert not (tmp_path / "out" / "evaluate").exists()
+
+
+def test_a_copy_of_the_embedding_that_is_not_the_targets_is_named(run_dir, tmp_path, target):
+    export_run(run_dir, tmp_path / "out", layout="speculators")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    copies = {
+        "embed_tokens.weight": target.embedding.weight.to(torch.bfloat16),
+        "lm_head.weight": torch.zeros_like(target.head.weight, dtype=torch.bfloat16),
+    }
+    save_file(tensors | copies, tmp_path / "out" / "model.safetensors")
+    result = run_evaluation(tmp_path / "out", dtype="float32", max_new_tokens=2, prompts="builtin", max_prompts=1)
+    assert [warning.split(" ")[0] for warning in result["warnings"]] == ["lm_head.weight"]
 
 
 def test_the_card_names_target_data_template_and_measurement(run_dir, held_out, tmp_path, target):

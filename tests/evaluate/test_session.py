@@ -5,9 +5,18 @@ import torch
 from tiny_models import make_tiny_tokenizer
 
 from dflash_tools.config import TargetSection
-from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode_plain, decode_speculative
-from dflash_tools.evaluate.session import TargetSession
+from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode
+from dflash_tools.evaluate.session import TargetSession, batches_are_exact
 from dflash_tools.target.load import load_target
+
+
+def decode_plain(target, prompt, options):
+    return decode(target, [prompt], options)[0]
+
+
+def decode_speculative(pair, prompt, options, **kwargs):
+    return decode(pair.target, [prompt], options, pair, **kwargs)[0]
+
 
 PROMPT = list(range(20, 44))
 OPTIONS = DecodeOptions(max_new_tokens=30, num_draft_tokens=5, temperature=0.0, stop_token_ids=frozenset(), seed=0)
@@ -71,16 +80,17 @@ def recurrent(tmp_path_factory):
 def test_cutting_back_leaves_what_was_never_run(kind, request):
     target = request.getfixturevalue(kind)
     session, fresh = TargetSession(target, (1, 3)), TargetSession(target, (1, 3))
-    session.prefill(PROMPT)
-    session.forward([50, 51, 52, 53])
-    session.crop(len(PROMPT) + 1)
-    session.forward([60, 61])
-    session.crop(len(PROMPT) + 3)  # nothing to forget
-    after = session.forward([70, 71])
-    fresh.prefill([*PROMPT, 50, 60, 61])
-    expected = fresh.forward([70, 71])
-    torch.testing.assert_close(after.logits_TV, expected.logits_TV, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(after.states_TKH, expected.states_TKH, rtol=1e-3, atol=1e-4)
+    session.prefill([PROMPT])
+    session.forward([[50, 51, 52, 53]])
+    session.keep([1], 4)
+    session.forward([[60, 61]])
+    session.keep([2], 2)  # nothing to forget
+    after = session.forward([[70, 71]])
+    fresh.prefill([[*PROMPT, 50, 60, 61]])
+    expected = fresh.forward([[70, 71]])
+    torch.testing.assert_close(after.logits_BTV, expected.logits_BTV, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(after.states[0], expected.states[0], rtol=1e-3, atol=1e-4)
+    assert not batches_are_exact(target)
     assert session.recomputes is (kind == "recurrent")
 
 
