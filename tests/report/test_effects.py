@@ -1,7 +1,7 @@
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_tools.report import effects
@@ -66,6 +66,7 @@ def test_the_adjusted_loss_has_no_sawtooth():
     assert effects.explained_by_groups(around[late], bucket_ids).eta_squared < 0.1
 
 
+@settings(max_examples=40)
 @given(st.floats(-2, 2), st.floats(-2, 2))
 def test_the_level_of_a_bucket_does_not_change_what_remains(first, second):
     plain = effects.adjust_batches(make_batches(300, offsets=(0, 0)))
@@ -79,6 +80,7 @@ def test_a_healthy_curve_has_no_reset():
         assert resets_of(make_batches(seed=seed)).is_empty()
 
 
+@settings(max_examples=40)
 @given(st.integers(60, 250), st.integers(1, 6), st.floats(0.6, 3.0))
 def test_a_jump_is_one_reset_at_its_first_step_with_its_height(start, length, height):
     batches = make_batches().with_columns(

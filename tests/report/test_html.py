@@ -69,8 +69,8 @@ def test_nothing_is_fetched(page, text):
     assert "unsafe-eval" not in policy
 
 
-def test_every_chart_has_a_title_a_description_and_its_table(page, report):
-    specs = json.loads(re.search(r'id="specs">(.*?)</script>', to_html(report), re.DOTALL)[1])
+def test_every_chart_has_a_title_a_description_and_its_table(page, report, text):
+    specs = json.loads(re.search(r'id="specs">(.*?)</script>', text, re.DOTALL)[1])
     drawn = [attributes["id"] for _, attributes in page.elements if attributes.get("class") == "chart"]
     assert drawn == [f"chart-{chart.name}" for chart in report.charts]
     assert list(specs) == [chart.name for chart in report.charts]
