@@ -18,7 +18,8 @@ from dflash_tools.report.composition import SampleColumns
 from dflash_tools.report.composition_sections import bucket_section, compose, mixing_section, order_section
 from dflash_tools.report.diagnosis import choose_sentences
 from dflash_tools.report.document import Report, share_of
-from dflash_tools.report.plan_rules import LOW_EFFICIENCY, PlanFacts, order_facts, plan_findings
+from dflash_tools.report.order import order_facts
+from dflash_tools.report.plan_rules import LOW_EFFICIENCY, PlanFacts, plan_findings
 from dflash_tools.report.sources import read_pool
 
 

@@ -7,15 +7,12 @@ import numpy as np
 import polars as pl
 
 from dflash_tools.config import PlanSettings
-from dflash_tools.contracts.plan import BatchPlan
-from dflash_tools.plan import statistics
-from dflash_tools.report.causes import LONG_RUN
 from dflash_tools.report.columns import numbers, total_of
 from dflash_tools.report.composition_sections import Composition
 from dflash_tools.report.diagnosis import Finding
+from dflash_tools.report.order import AVOIDABLE_REPEATS, OrderFacts, avoidable_repeats, name_bucket
 
 # Each threshold: what a healthy plan stays clear of.
-AVOIDABLE_REPEATS = 0.02  # of neighbouring pairs, above the minimum
 UNAVOIDABLE_REPEATS = 0.10  # of neighbouring pairs
 LOW_EFFICIENCY = 0.92
 WORTH_SORTING = 0.01  # of padded tokens, saved by a full sort
@@ -28,36 +25,6 @@ HEAVY_BATCH = 4.0  # largest / mean blocks of a batch
 WITHOUT_ANCHOR = 0.01  # of samples
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderFacts:
-    """How the batches of a plan follow each other."""
-
-    strategy: str
-    num_batches: int
-    largest_bucket: int
-    largest_share: float  # of batches
-    equal_neighbours: int
-    equal_neighbours_minimum: int
-    num_long_runs: int  # of three batches or more
-    longest_run: int
-
-
-def order_facts(plan: BatchPlan) -> OrderFacts:
-    """Read the order of a plan that holds a batch."""
-    ids, counts = np.unique(plan.bucket_ids, return_counts=True)
-    _, runs = statistics.find_runs(plan.bucket_ids, plan.epochs)
-    return OrderFacts(
-        strategy=str(plan.settings.get("strategy", "")),
-        num_batches=len(plan),
-        largest_bucket=int(ids[np.argmax(counts)]),
-        largest_share=float(counts.max() / len(plan)),
-        equal_neighbours=statistics.count_equal_neighbours(plan.bucket_ids, plan.epochs),
-        equal_neighbours_minimum=statistics.fewest_equal_neighbours(plan.bucket_ids, plan.epochs),
-        num_long_runs=int((runs >= LONG_RUN).sum()),
-        longest_run=int(runs.max()),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanFacts:
     """What the rules look at.
@@ -66,8 +33,8 @@ class PlanFacts:
         composition: Frames over the batches.
         order: How they follow each other.
         settings: The settings that made the plan.
-        weights: Weight of a supervised token by bucket; see ``plan_report.weight_frame``.
-        limits: What ends a batch; see ``plan_report.limit_frame``.
+        weights: Weight of a supervised token by bucket; see ``plan_sections.weight_frame``.
+        limits: What ends a batch; see ``plan_sections.limit_frame``.
         left_out: Samples in no batch, by reason.
         num_without_anchor: Samples in the plan without a single block.
         sorted_efficiency: Padding efficiency if every bucket were sorted by length before cutting.
@@ -86,29 +53,6 @@ class PlanFacts:
 def plan_findings(facts: PlanFacts) -> list[Finding]:
     """Apply every rule."""
     return [finding for rule in _RULES if (finding := rule(facts)) is not None]
-
-
-def avoidable_repeats(order: OrderFacts, buckets: pl.DataFrame) -> Finding | None:
-    """Neighbouring repeats of a bucket that another order would not have.
-
-    Args:
-        order: The order of a whole plan.
-        buckets: ``bucket_id, min_tokens, max_tokens`` of the buckets met so far.
-    """
-    avoidable = order.equal_neighbours - order.equal_neighbours_minimum
-    share = avoidable / max(order.num_batches - 1, 1)
-    if order.strategy == "packed" or avoidable < 3 or share < AVOIDABLE_REPEATS:
-        return None
-    return Finding(
-        rule="avoidable_repeats",
-        weight=min(1.0, 0.5 + share),
-        sentence=(
-            f"{name_bucket(order.largest_bucket, buckets)} makes {order.largest_share:.0%} of batches; with "
-            f"`{order.strategy}` there are {order.equal_neighbours:,} neighbouring repeats and {order.num_long_runs:,} "
-            f'runs of three or more (longest {order.longest_run}); plan.strategy = "interleave" would leave '
-            f"{order.equal_neighbours_minimum:,} repeats, the minimum."
-        ),
-    )
 
 
 def _order(facts: PlanFacts) -> Finding | None:
@@ -328,14 +272,6 @@ def _without_anchor(facts: PlanFacts) -> Finding | None:
             "nothing; check data.loss_on and the chat template."
         ),
     )
-
-
-def name_bucket(bucket_id: int, buckets: pl.DataFrame) -> str:
-    """A bucket with the lengths of its samples, to begin a sentence with."""
-    rows = buckets.filter(pl.col("bucket_id") == bucket_id).to_dicts()
-    if not rows:
-        return f"Bucket {bucket_id}"
-    return f"Bucket {bucket_id} ({rows[0]['min_tokens']:,} to {rows[0]['max_tokens']:,} tokens)"
 
 
 def _inside(row: Mapping[str, int]) -> str:

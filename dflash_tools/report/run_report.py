@@ -15,7 +15,7 @@ from dflash_tools.report.columns import mean_of, median_of, numbers, total_of
 from dflash_tools.report.composition_sections import bucket_section, compose, mixing_section, order_section
 from dflash_tools.report.diagnosis import choose_sentences
 from dflash_tools.report.document import Report, share_of
-from dflash_tools.report.plan_rules import order_facts
+from dflash_tools.report.order import order_facts
 from dflash_tools.report.run_frames import RunFrames, build_frames, name_samples, planned_against_trained
 from dflash_tools.report.run_log import RunLog, read_run_log
 from dflash_tools.report.run_rules import RunFacts, run_findings

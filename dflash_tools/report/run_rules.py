@@ -11,7 +11,7 @@ from dflash_tools.report.causes import LONG_RUN
 from dflash_tools.report.columns import median_of, numbers, total_of
 from dflash_tools.report.composition_sections import Composition
 from dflash_tools.report.diagnosis import Finding
-from dflash_tools.report.plan_rules import OrderFacts, avoidable_repeats
+from dflash_tools.report.order import OrderFacts, avoidable_repeats
 from dflash_tools.report.run_frames import RunFrames
 
 # Each threshold: what a healthy run stays clear of.

@@ -1,12 +1,18 @@
 """Every rule speaks up about the plan that has its fault, and all are silent about healthy ones."""
 
 import numpy as np
+import polars as pl
 import pytest
 from report.made import log_normal_lengths, make_index_store
+from report.test_composition import plan_of_batches, samples_of
 
 from dflash_tools.config import LossSection, PlanSettings, TrainConfig
 from dflash_tools.errors import ConfigError
 from dflash_tools.report import report_plan
+from dflash_tools.report.composition import frame_of_plan
+from dflash_tools.report.composition_sections import compose
+from dflash_tools.report.order import order_facts
+from dflash_tools.report.plan_rules import PlanFacts, plan_findings
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -72,3 +78,35 @@ def test_padding_that_no_window_saves_asks_for_other_buckets(tmp_path):
     (sentence,) = report_plan(TrainConfig(), [store]).diagnosis
     assert "a full sort would still leave" in sentence
     assert "plan.sort_window" not in sentence
+
+
+def test_a_share_that_drifts_through_the_epoch_is_named(tmp_path):
+    """PL-07: a draw in proportion to what is left, never the bucket just used, holds a large bucket back at first."""
+    lengths = np.concatenate([np.full(450, 3000), *(np.full(110, 100 * (b + 1)) for b in range(5))])
+    store = make_index_store(tmp_path / "store", lengths, edges=[100, 200, 300, 400, 500, 3000], num_validation=0)
+    sentences = report_plan(
+        TrainConfig(plan=PlanSettings(strategy="weighted", max_batch_size=1, num_epochs=4)), [store]
+    ).diagnosis
+    assert any("of the first tenth of an epoch" in sentence and "Bucket 5" in sentence for sentence in sentences)
+
+
+def test_lengths_that_drift_without_repeats_are_named():
+    """Neighbouring batches of different buckets, yet of slowly changing length."""
+    number = 600
+    lengths = (1000 + 900 * np.sin(np.arange(number) / 40)).astype(int)
+    plan = plan_of_batches([[row] for row in range(number)], np.arange(number) % 2)
+    whole = compose(frame_of_plan(plan, samples_of(lengths, np.arange(number) % 2)))
+    facts = PlanFacts(
+        composition=whole,
+        order=order_facts(plan),
+        settings=PlanSettings(batches_per_step=1),
+        weights=pl.DataFrame(schema={"num_valid_anchors": pl.Int64, "token_weight": pl.Float64}),
+        limits=pl.DataFrame({"bucket_id": [0], "share_ended_by_batch_size": [0.0], "mean_padded_tokens": [9]}),
+        left_out={"too_long": 30},
+        num_without_anchor=0,
+        sorted_efficiency=1.0,
+    )
+    findings = {finding.rule: finding.sentence for finding in plan_findings(facts)}
+    assert set(findings) == {"positive_correlation", "left_out"}
+    assert "+0.9" in findings["positive_correlation"]
+    assert findings["left_out"] == "30 training samples are in no batch (too_long: 30)."

@@ -78,6 +78,20 @@ def test_a_store_that_is_gone_costs_only_the_sample_ids(tmp_path):
     assert any("sample ids of resets are missing" in note for note in report.notes)
 
 
+def test_a_loss_that_is_higher_after_every_change_of_bucket_is_named(tmp_path):
+    """Too small a jump for a reset, but always there: runs of one bucket undo what the others taught."""
+    store = make_index_store(tmp_path / "store", [700] * 300 + [3000] * 300, edges=[700, 3000], num_validation=0)
+    plan = PlanSettings(num_epochs=3, batches_per_step=1, token_budget=3000, strategy="shuffle", max_batch_size=1)
+
+    def lag(batches):
+        bucket_ids = batches.get_column("bucket_id").to_numpy()
+        return np.where(np.diff(bucket_ids, prepend=bucket_ids[:1]) != 0, 0.15, 0.0)
+
+    report = report_run(make_run(tmp_path / "run", store, CONFIG.model_copy(update={"plan": plan}), fault=lag))
+    assert report.figures["resets"] == 0
+    assert any("Right after a change of bucket the loss lies" in sentence for sentence in report.diagnosis)
+
+
 def change(**values):
     return lambda record: record.model_copy(update=values)
 
