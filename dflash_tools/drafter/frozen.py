@@ -63,12 +63,14 @@ class FrozenTarget:
         embedding_VH: Embedding rows, used raw.
         head: Output layer; its weight is the embedding itself where the target ties them.
         norm_H: Weight of the final norm as a plain factor.
-        norm_eps: Epsilon of the final norm; None if the target's config names none.
+        norm_bias: Whether the final norm also has a bias.
+        norm_eps: Epsilon of the final norm; None if the target's config names none for an RMS norm.
     """
 
     embedding_VH: Tensor
     head: Head
     norm_H: Tensor
+    norm_bias: bool
     norm_eps: float | None
 
     @classmethod
@@ -102,7 +104,13 @@ class FrozenTarget:
             softcap=text.get("final_logit_softcapping"),
         )
         eps = text.get("rms_norm_eps") or text.get("norm_eps")
-        frozen = cls(embedding_VH=embedding, head=head, norm_H=tensors["norm.weight"], norm_eps=eps)
+        frozen = cls(
+            embedding_VH=embedding,
+            head=head,
+            norm_H=tensors["norm.weight"],
+            norm_bias="norm.bias" in tensors,
+            norm_eps=eps,
+        )
         return frozen.to(device, dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:

@@ -1,18 +1,44 @@
-"""Hard-label cross-entropy of supervised slots, as a sum; the head's logits exist one chunk of rows at a time.
+"""The loss of supervised slots, as a sum; the head's logits exist one chunk of rows at a time.
 
 In shapes: A blocks, S slots, N supervised slots, H hidden size, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from dflash_tools.drafter.blocks import Blocks
+from dflash_tools.drafter.distill import ROW_LOSSES, distance_rows
 from dflash_tools.drafter.frozen import Head
 
 CHUNK_ROWS = 512
+
+
+LossType = Literal["ce", "dpace", "kd", "tv", "lk", "lk_hybrid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What is minimised.
+
+    Attributes:
+        type: ``ce``: hard labels with decaying slot weights; ``dpace``: hard labels with the weights of D-PACE; the
+            others: a distance to the target's own distribution, with decaying slot weights.
+        dpace_alpha: Smoothing of D-PACE.
+    """
+
+    type: LossType = "ce"
+    dpace_alpha: float = 0.5
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the target's last hidden state is read."""
+        return self.type in ROW_LOSSES
+
+
+CROSS_ENTROPY = Objective()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,7 +47,7 @@ class LossSums:
 
     Attributes:
         weighted_sum: Sum of weight x loss over all supervised slots; carries the gradient. float32 scalar.
-        label_weight: Sum of the weights.
+        label_weight: Sum of the weights that were used.
         loss_A: Weighted loss of each block, without gradient. float32.
         correct_AS: True where the first guess equals the label; False where unsupervised.
         supervised_A: Supervised slots of each block.
@@ -45,8 +71,33 @@ class LossSums:
         return (slots <= self.supervised_A[:, None]).sum(dim=0)
 
 
-def block_loss(hidden_ASH: Tensor, blocks: Blocks, head: Head) -> LossSums:
-    """Sum the weighted cross-entropy of all supervised slots.
+def dpace_weights(loss_AS: Tensor, supervised_AS: Tensor, alpha: float) -> Tensor:
+    """Weigh slots by how far a block gets (D-PACE, arXiv 2605.18810).
+
+    With q the probability of the label and q' = (1 - alpha) q + alpha, slot j weighs the sum over m >= j of the
+    products of q' over slots 1..m. Unsupervised slots act as 1 in products and 0 in sums.
+
+    Args:
+        loss_AS: Cross-entropy of each slot.
+        supervised_AS: Whether a slot counts.
+        alpha: Smoothing.
+
+    Returns:
+        Weights, 0 where unsupervised. Shape: (A, S).
+    """
+    smoothed_AS = torch.where(supervised_AS, (1 - alpha) * torch.exp(-loss_AS) + alpha, 1.0)
+    reached_AS = smoothed_AS.cumprod(dim=1) * supervised_AS
+    return reached_AS.flip(1).cumsum(dim=1).flip(1) * supervised_AS
+
+
+def block_loss(
+    hidden_ASH: Tensor,
+    blocks: Blocks,
+    head: Head,
+    objective: Objective = CROSS_ENTROPY,
+    teacher_NH: Tensor | None = None,
+) -> LossSums:
+    """Sum the weighted loss of all supervised slots.
 
     Only supervised slots go through the head.
 
@@ -54,22 +105,39 @@ def block_loss(hidden_ASH: Tensor, blocks: Blocks, head: Head) -> LossSums:
         hidden_ASH: What the drafter returns.
         blocks: The blocks it was given.
         head: The target's head.
+        objective: What is minimised.
+        teacher_NH: What the target's head reads at the supervised slots, from ``teacher_rows``; for distances only.
 
     Returns:
         The sums; a batch without a supervised slot gives 0 and a zero gradient.
+
+    Raises:
+        ValueError: If the objective needs a teacher and there is none.
     """
-    shape = blocks.labels_AS.shape
-    rows_N = (blocks.labels_AS.flatten() >= 0).nonzero()[:, 0]
+    supervised_AS = blocks.labels_AS >= 0
+    rows_N = supervised_AS.flatten().nonzero()[:, 0]
     labels_N = blocks.labels_AS.flatten()[rows_N]
     hidden_NH = hidden_ASH.flatten(0, 1).index_select(0, rows_N)
-    losses_N, correct_N = cross_entropy_rows(hidden_NH, labels_N, head)
-    loss_AS = losses_N.new_zeros(shape).flatten().index_copy(0, rows_N, losses_N).view(shape) * blocks.weights_AS
-    correct_AS = correct_N.new_zeros(shape).flatten().index_copy(0, rows_N, correct_N).view(shape)
+
+    def to_slots(values_N: Tensor) -> Tensor:
+        return values_N.new_zeros(supervised_AS.numel()).index_copy(0, rows_N, values_N).view(supervised_AS.shape)
+
+    weights_AS, label_weight = blocks.weights_AS, blocks.label_weight
+    if objective.needs_teacher:
+        if teacher_NH is None:
+            raise ValueError(f"loss type {objective.type} needs the rows of the teacher")
+        losses_N, correct_N = distance_rows(hidden_NH, teacher_NH, labels_N, head, objective.type)
+    else:
+        losses_N, correct_N = cross_entropy_rows(hidden_NH, labels_N, head)
+    if objective.type == "dpace":
+        weights_AS = dpace_weights(to_slots(losses_N.detach()), supervised_AS, objective.dpace_alpha)
+        label_weight = weights_AS.sum(dtype=torch.float64).item()
+    loss_AS = to_slots(losses_N) * weights_AS
     return LossSums(
         weighted_sum=loss_AS.sum(),
-        label_weight=blocks.label_weight,
+        label_weight=label_weight,
         loss_A=loss_AS.detach().sum(dim=1),
-        correct_AS=correct_AS,
+        correct_AS=to_slots(correct_N),
         supervised_A=blocks.supervised_A,
     )
 

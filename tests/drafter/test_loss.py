@@ -2,11 +2,12 @@ import numpy as np
 import pytest
 import torch
 from drafter.random_batch import VOCAB_SIZE, Batch, make_batch, make_config, make_drafter
+from torch.nn import functional as F
 
 from dflash_tools.drafter import loss as loss_module
 from dflash_tools.drafter.blocks import build_blocks
 from dflash_tools.drafter.frozen import Head
-from dflash_tools.drafter.loss import block_loss
+from dflash_tools.drafter.loss import Objective, block_loss, dpace_weights
 
 
 def plain_loss(hidden_ASH: torch.Tensor, batch: Batch, head: Head, gamma: float) -> torch.Tensor:
@@ -153,3 +154,29 @@ def test_logits_exist_for_one_chunk_of_rows_only_and_none_are_kept(monkeypatch):
     assert max(shape[0] for shape in made) == 10
     assert kept
     assert all(VOCAB_SIZE not in shape for shape in kept)
+
+
+def test_dpace_weighs_each_slot_as_the_plain_formula_does():
+    alpha = 0.5
+    batch = make_batch(make_config(), lengths=(20, 13, 7), supervised_share=0.8)
+    hidden = torch.randn(*batch.blocks.ids_AS.shape, 16, dtype=torch.float64).requires_grad_()
+    sums = block_loss(hidden, batch.blocks, batch.head, Objective(type="dpace", dpace_alpha=alpha))
+    (gradient,) = torch.autograd.grad(sums.weighted_sum, hidden)
+    losses = F.cross_entropy(
+        (hidden @ batch.embedding_VH.T).flatten(0, 1), batch.blocks.labels_AS.flatten(), reduction="none"
+    ).view(batch.blocks.ids_AS.shape)
+    total, weight_sum = torch.zeros((), dtype=torch.float64), 0.0
+    for i, supervised in enumerate(batch.blocks.supervised_A.tolist()):
+        reached = np.cumprod([(1 - alpha) * np.exp(-losses[i, s].item()) + alpha for s in range(1, supervised + 1)])
+        for slot in range(1, supervised + 1):
+            weight = reached[slot - 1 :].sum()
+            total, weight_sum = total + weight * losses[i, slot], weight_sum + weight
+    (expected_gradient,) = torch.autograd.grad(total, hidden)
+    assert sums.weighted_sum.item() == pytest.approx(total.item(), rel=1e-12)
+    assert sums.label_weight == pytest.approx(weight_sum, rel=1e-12)
+    assert torch.allclose(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_dpace_with_certain_guesses_weighs_slots_by_what_is_left_of_the_block():
+    weights = dpace_weights(torch.zeros(1, 4), torch.tensor([[False, True, True, False]]), 0.3)
+    assert weights.tolist() == [[0, 2, 1, 0]]
