@@ -108,5 +108,5 @@ def test_lengths_that_drift_without_repeats_are_named():
     )
     findings = {finding.rule: finding.sentence for finding in plan_findings(facts)}
     assert set(findings) == {"positive_correlation", "left_out"}
-    assert "+0.9" in findings["positive_correlation"]
+    assert "+1.00" in findings["positive_correlation"]
     assert findings["left_out"] == "30 training samples are in no batch (too_long: 30)."
