@@ -124,6 +124,7 @@ def evaluate(
     num_draft_tokens: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per cycle.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 1,
     layer_ids_are: LayerIdsOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -141,6 +142,7 @@ def evaluate(
         num_draft_tokens=num_draft_tokens,
         temperature=temperature,
         seed=seed,
+        batch_size=batch_size,
         layer_ids_are=layer_ids_are,
     )
     print_summary(result, json_output)
@@ -154,12 +156,15 @@ def export(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
     checkpoint: CheckpointOption = "best",
     layout: Annotated[Literal["zlab", "speculators"], typer.Option("--format", help="Checkpoint layout.")] = "zlab",
+    push_to: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Also upload the export to the Hugging Face hub.")
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Write a drafter in the layout that serving engines load."""
     from dflash_tools.evaluate.export_run import export_run
 
-    print_summary(export_run(run, out, checkpoint=checkpoint, layout=layout), json_output)
+    print_summary(export_run(run, out, checkpoint=checkpoint, layout=layout, push_to=push_to), json_output)
 
 
 @app.command()

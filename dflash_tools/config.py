@@ -234,8 +234,12 @@ class PlanSettings(Section):
 class LossSection(Section):
     """What is minimised."""
 
-    type: Literal["ce"] = "ce"
-    """Hard-label cross-entropy."""
+    type: Literal["ce", "dpace", "kd", "tv", "lk", "lk_hybrid"] = "ce"
+    """ce: hard labels, decayed; dpace: hard labels, weighted by how far a block gets; kd: KL from the target's own
+    distribution; tv: half the L1 distance to it; lk: -log of the acceptance probability; lk_hybrid: kd early, tv late.
+    All but the first two need a store with the last hidden state."""
+    dpace_alpha: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """dpace only: a slot counts as right with (1 - alpha) p + alpha."""
     loss_decay_gamma: Annotated[float, Field(gt=0)] | None = None
     """Slot k weighs exp(-(k - 1) / gamma); default 7 for blocks of 16, 5 for 10, 4 for 8, else half the block."""
     num_anchors: Positive = 512
