@@ -85,7 +85,7 @@ def _dtype(file: CheckpointFile) -> list[Finding]:
 def _finite(file: CheckpointFile) -> Finding:
     bad = [
         name
-        for name, tensor in file.load().items()
+        for name, tensor in file.read()
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all())
     ]
     return fault_unless(not bad, "every value is finite", f"NaN or infinity in {', '.join(bad[:3])}" if bad else "all")

@@ -1,6 +1,7 @@
 """A drafter folder on disk, in either public layout: its config and its tensors' names, shapes and dtypes."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -63,13 +64,12 @@ class CheckpointFile:
         """Size of all tensor files."""
         return sum(path.stat().st_size for path in {entry.path for entry in self.tensors.values()})
 
-    def load(self) -> dict[str, Tensor]:
-        """Read every tensor into memory."""
-        loaded: dict[str, Tensor] = {}
+    def read(self) -> Iterator[tuple[str, Tensor]]:
+        """Read every tensor, one at a time."""
         for path in sorted({entry.path for entry in self.tensors.values()}):
             with safe_open(path, framework="pt") as file:
-                loaded.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-        return loaded
+                for name in file.keys():  # noqa: SIM118
+                    yield name, file.get_tensor(name)
 
 
 def read_checkpoint_file(folder: Path) -> CheckpointFile:

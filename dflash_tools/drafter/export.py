@@ -79,7 +79,7 @@ def zlab_config(config: DrafterConfig, provenance: Provenance) -> dict[str, Any]
         **_layer_config(config),
         "bos_token_id": provenance.tokenizer.bos_token_id,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
-        OWN_BLOCK: provenance.to_dict(),
+        OWN_BLOCK: {**provenance.to_dict(), "num_draft_tokens": config.block_size - 1},
     }
 
 
@@ -105,7 +105,7 @@ def speculators_config(config: DrafterConfig, provenance: Provenance) -> dict[st
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.block_size - 1}],
             "verifier": {"name_or_path": provenance.target.model, "architectures": [provenance.target.architecture]},
         },
-        OWN_BLOCK: {**provenance.to_dict(), "layer_ids_are": "vllm"},
+        OWN_BLOCK: {**provenance.to_dict(), "num_draft_tokens": config.block_size - 1, "layer_ids_are": "vllm"},
     }
 
 

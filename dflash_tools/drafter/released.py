@@ -20,6 +20,8 @@ from dflash_tools.drafter.config import DrafterConfig
 from dflash_tools.drafter.model import DFlashDrafter
 from dflash_tools.errors import ConfigError
 
+Weights = dict[str, Tensor]
+
 
 def load_drafter(
     folder: Path, *, layer_ids_are: LayerIdConvention | None = None, num_target_layers: int | None = None
@@ -41,12 +43,36 @@ def load_drafter(
     """
     file = read_checkpoint_file(folder)
     config = released_config(file, layer_ids_are=layer_ids_are, num_target_layers=num_target_layers)
-    state = {name: tensor for name, tensor in file.load().items() if name not in (*TARGET_COPIES, *VOCABULARY_MAPS)}
+    state = {name: tensor for name, tensor in file.read() if name not in (*TARGET_COPIES, *VOCABULARY_MAPS)}
     with torch.device("meta"):
         drafter = DFlashDrafter(config)
     _require_same(folder, drafter.state_dict(), state)
     drafter.load_state_dict(state, assign=True)
     return config, drafter.requires_grad_(False).eval()
+
+
+def initial_weights(folder: Path, config: DrafterConfig, *, layer_ids_are: LayerIdConvention | None = None) -> Weights:
+    """Read the weights of an exported or released drafter to go on training from them.
+
+    Args:
+        folder: The drafter.
+        config: The drafter to train; only its block size and longest position may differ.
+        layer_ids_are: How layer ids of the folder count, where it cannot tell.
+
+    Returns:
+        Its tensors in float32.
+
+    Raises:
+        ConfigError: If the two differ, naming each field with both values.
+    """
+    found, drafter = load_drafter(folder, layer_ids_are=layer_ids_are, num_target_layers=config.num_target_layers)
+    free = ("block_size", "max_position_embeddings", "initializer_range")
+    ours, theirs = config.to_dict(), found.to_dict()
+    differing = [key for key in ours if ours[key] != theirs[key] and key not in free]
+    if differing:
+        named = ", ".join(f"{key} {theirs[key]} there, {ours[key]} here" for key in differing)
+        raise ConfigError(f"drafter.init_from = {str(folder)!r}: {named}; set those keys of [drafter] to its values")
+    return {name: tensor.float() for name, tensor in drafter.state_dict().items()}
 
 
 def released_config(

@@ -7,7 +7,9 @@ from pathlib import Path
 from dflash_tools.drafter.checkpoint_file import Layout
 
 
-def serving_commands(folder: Path, target: str, block_size: int, *, layout: Layout = "zlab") -> dict[str, str]:
+def serving_commands(
+    folder: Path, target: str, block_size: int, *, layout: Layout = "zlab", gguf_file: str | None = None
+) -> dict[str, str]:
     """Build one shell command per engine.
 
     SGLang counts the slots of a block, the anchor included; vLLM and llama.cpp count drafted tokens, one fewer.
@@ -17,6 +19,7 @@ def serving_commands(folder: Path, target: str, block_size: int, *, layout: Layo
         target: The target as the engine is given it; a folder or hub id.
         block_size: Slots of a block.
         layout: Layout of the export; SGLang and llama.cpp read only the z-lab layout.
+        gguf_file: GGUF file of the target, if the drafter was trained on one.
 
     Returns:
         Engine name -> command.
@@ -26,6 +29,7 @@ def serving_commands(folder: Path, target: str, block_size: int, *, layout: Layo
     vllm = f"vllm serve {served} --speculative-config {shlex.quote(speculative)}"
     if layout == "speculators":
         return {"vllm": vllm}
+    target_gguf = shlex.quote(gguf_file or "TARGET.gguf")
     gguf = shlex.quote(f"{folder.name}-bf16.gguf")
     return {
         "sglang": (
@@ -35,6 +39,6 @@ def serving_commands(folder: Path, target: str, block_size: int, *, layout: Layo
         "vllm": vllm,
         "llama.cpp": (
             f"python convert_hf_to_gguf.py {drafter} --target-model-dir {served} --outtype bf16 --outfile {gguf} && "
-            f"llama-server -m TARGET.gguf -md {gguf} --spec-type draft-dflash --spec-draft-n-max {block_size - 1}"
+            f"llama-server -m {target_gguf} -md {gguf} --spec-type draft-dflash --spec-draft-n-max {block_size - 1}"
         ),
     }

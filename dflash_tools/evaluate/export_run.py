@@ -12,15 +12,19 @@ from dflash_tools.drafter.config import DrafterConfig
 from dflash_tools.drafter.export import Provenance, export_drafter
 from dflash_tools.drafter.serving import serving_commands
 from dflash_tools.errors import ConfigError
+from dflash_tools.evaluate.push import push_export
 
 
-def export_run(run: Path, out: Path, *, checkpoint: str = "best", layout: str = "zlab") -> dict[str, Any]:
+def export_run(
+    run: Path, out: Path, *, checkpoint: str = "best", layout: str = "zlab", push_to: str | None = None
+) -> dict[str, Any]:
     """Export a checkpoint. Optimizer files are not needed.
 
     Args:
         run: A run folder.
         out: Folder to write; must not exist, or be empty.
         checkpoint: ``best``, ``latest`` or a number of steps.
+        push_to: Also upload the export to this hub repository, ``OWNER/NAME``; a new one is private.
         layout: ``zlab`` (SGLang, vLLM, llama.cpp, z-lab's package) or ``speculators`` (vLLM).
 
     Returns:
@@ -43,7 +47,9 @@ def export_run(run: Path, out: Path, *, checkpoint: str = "best", layout: str = 
         hidden_states_dtype=card.hidden_states_dtype,
         step=state.step,
     )
-    commands = serving_commands(out, card.target.model, config.block_size, layout=chosen)
+    commands = serving_commands(
+        out, _served_target(card), config.block_size, layout=chosen, gguf_file=card.target.gguf_file
+    )
     measured = _measured(run, state.step)
     export_drafter(
         config, tensors, provenance, out, layout=chosen, card=_card(out, card, config, provenance, commands, measured)
@@ -60,6 +66,7 @@ def export_run(run: Path, out: Path, *, checkpoint: str = "best", layout: str = 
         "num_draft_tokens": config.block_size - 1,
         "mask_token_id": config.mask_token_id,
         "target_layer_ids": list(config.target_layer_ids),
+        "pushed": push_export(out, push_to) if push_to else None,
         "commands": commands,
     }
 
@@ -70,6 +77,11 @@ def _layout(name: str) -> Layout:
     if name == "speculators":
         return "speculators"
     raise ConfigError(f"--format {name}: expected zlab or speculators")
+
+
+def _served_target(card: RunCard) -> str:
+    # Engines know hub ids and folders, not installed Python packages.
+    return "TARGET" if card.target.model.startswith("package:") else card.target.model
 
 
 def _measured(run: Path, step: int) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from dflash_tools.drafter.checkpoint_view import tensor_shapes
 from dflash_tools.drafter.config import DrafterConfig
 from dflash_tools.drafter.export import Provenance, export_drafter
 from dflash_tools.drafter.model import DFlashDrafter, DrafterCache
-from dflash_tools.drafter.released import load_drafter, released_config
+from dflash_tools.drafter.released import initial_weights, load_drafter, released_config
 from dflash_tools.errors import ConfigError
 
 CONFIG = DrafterConfig(
@@ -251,3 +251,18 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="15 of another shape"):
         load_drafter(folder)
+
+
+def test_training_can_start_from_an_export_of_the_same_drafter(drafter, tmp_path):
+    folder = export(drafter, tmp_path / "out")
+    weights = initial_weights(folder, replace(CONFIG, block_size=8))
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(weights[name], tensor.to(torch.bfloat16).float())
+
+
+def test_training_refuses_to_start_from_another_drafter_and_names_both_values(drafter, tmp_path):
+    folder = export(drafter, tmp_path / "out")
+    other = replace(CONFIG, target_layer_ids=(0, 1, 3), mask_token_id=62)
+    with pytest.raises(ConfigError, match=r"mask_token_id 63 there, 62 here, target_layer_ids \[0, 2, 3\] there"):
+        initial_weights(folder, other)

@@ -131,6 +131,30 @@ def test_the_card_names_target_data_template_and_measurement(run_dir, held_out, 
         export_run(run_dir, tmp_path / "out")
 
 
+def test_a_push_uploads_the_folder_and_a_refusal_is_a_sentence(run_dir, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    uploads = []
+
+    class Api:
+        def create_repo(self, repo_id, *, private, exist_ok):
+            if repo_id == "nobody/refused":
+                raise OSError("401 Unauthorized")
+            assert private
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            uploads.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
+            return type("Commit", (), {"commit_url": "https://hub/commit/1"})
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    summary = export_run(run_dir, tmp_path / "out", push_to="me/drafter")
+    assert summary["pushed"] == "https://hub/commit/1"
+    assert uploads == [("me/drafter", ["README.md", "config.json", "model.safetensors"])]
+    with pytest.raises(ConfigError, match=r"401 Unauthorized; the export lies in"):
+        export_run(run_dir, tmp_path / "again", push_to="nobody/refused")
+    assert (tmp_path / "again" / "config.json").exists()
+
+
 def test_check_pairs_an_export_with_its_target_without_loading_weights(run_dir, tmp_path, tiny_target_dir):
     export_run(run_dir, tmp_path / "out")
     findings = check_checkpoint(tmp_path / "out", str(tiny_target_dir))
