@@ -13,8 +13,9 @@ from dflash_tools.errors import StoreError
 from dflash_tools.plan.table import load_plan
 from dflash_tools.report.columns import mean_of, median_of, numbers, total_of
 from dflash_tools.report.composition_sections import bucket_section, compose, mixing_section, order_section
+from dflash_tools.report.decoding import decoding_section, read_results
 from dflash_tools.report.diagnosis import choose_sentences
-from dflash_tools.report.document import Report, share_of
+from dflash_tools.report.document import Report, Section, share_of
 from dflash_tools.report.order import order_facts
 from dflash_tools.report.run_frames import RunFrames, build_frames, name_samples, planned_against_trained
 from dflash_tools.report.run_log import RunLog, read_run_log
@@ -48,11 +49,12 @@ def report_run(run: Path) -> Report:
             notes=(*log.notes, "no step has been logged yet"),
         )
     frames = build_frames(log)
-    notes = log.notes
+    results, result_notes = read_results(run)
+    notes = (*log.notes, *result_notes)
     if len(frames.resets):
         sample_ids, more_notes = _sample_ids(card, plan)
         frames, notes = name_samples(frames, plan, sample_ids), (*notes, *more_notes)
-    return _report(run, card, plan, config, log, frames, notes)
+    return _report(run, card, plan, config, log, frames, decoding_section(results), notes)
 
 
 def _report(
@@ -62,6 +64,7 @@ def _report(
     config: TrainConfig,
     log: RunLog,
     frames: RunFrames,
+    decoding: Section,
     notes: tuple[str, ...],
 ) -> Report:
     whole = compose(frames.batches)
@@ -90,6 +93,7 @@ def _report(
         sections=(
             curve_section(frames),
             held_out_section(log.evaluations),
+            decoding,
             reset_section(frames),
             effect_section(frames),
             time_section(frames, against_plan),
