@@ -48,9 +48,9 @@ class Blocks:
         labels_AS: Token at anchor + slot; -100 where unsupervised. Slot 0 is never supervised. int64.
         weights_AS: exp(-(slot - 1) / gamma); 0 where unsupervised. float32.
         supervised_A: Supervised slots of each block: slots 1..n. int64.
+        slot_rows_N: Places of the supervised slots when blocks and slots are one axis, ascending. int64.
         offsets: Document d holds blocks ``offsets[d]:offsets[d + 1]``. Length: D + 1.
         label_weight: Sum of the weights.
-        num_slots: Number of supervised slots.
     """
 
     document_ids_A: Tensor
@@ -59,9 +59,9 @@ class Blocks:
     labels_AS: Tensor
     weights_AS: Tensor
     supervised_A: Tensor
+    slot_rows_N: Tensor
     offsets: tuple[int, ...]
     label_weight: float
-    num_slots: int
 
     def __len__(self) -> int:
         return len(self.anchors_A)
@@ -70,6 +70,11 @@ class Blocks:
     def block_size(self) -> int:
         """Slots of a block."""
         return self.ids_AS.shape[1]
+
+    @property
+    def num_slots(self) -> int:
+        """Number of supervised slots."""
+        return len(self.slot_rows_N)
 
     @property
     def whole_A(self) -> Tensor:
@@ -155,8 +160,8 @@ def build_blocks(
         weights_AS=torch.from_numpy(weights.astype(np.float32)),
         supervised_A=torch.from_numpy(supervised.sum(axis=1)),
         offsets=_offsets(counts),
+        slot_rows_N=torch.from_numpy(np.flatnonzero(supervised)),
         label_weight=float(weights.sum()),
-        num_slots=int(supervised.sum()),
     )
 
 

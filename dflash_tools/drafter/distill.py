@@ -42,7 +42,7 @@ def teacher_rows(
     """
     starts = torch.tensor(context.offsets, device=blocks.anchors_A.device)[blocks.document_ids_A]
     before_AS = starts[:, None] + blocks.positions_AS - 1
-    rows_NH = last_hidden_TH[before_AS[blocks.labels_AS >= 0]]
+    rows_NH = last_hidden_TH.index_select(0, before_AS.flatten().index_select(0, blocks.slot_rows_N))
     if normed:
         return rows_NH
     if frozen.norm_eps is None or frozen.norm_bias:

@@ -114,13 +114,12 @@ def block_loss(
     Raises:
         ValueError: If the objective needs a teacher and there is none.
     """
-    supervised_AS = blocks.labels_AS >= 0
-    rows_N = supervised_AS.flatten().nonzero()[:, 0]
-    labels_N = blocks.labels_AS.flatten()[rows_N]
+    rows_N, shape = blocks.slot_rows_N, blocks.labels_AS.shape
+    labels_N = blocks.labels_AS.flatten().index_select(0, rows_N)
     hidden_NH = hidden_ASH.flatten(0, 1).index_select(0, rows_N)
 
     def to_slots(values_N: Tensor) -> Tensor:
-        return values_N.new_zeros(supervised_AS.numel()).index_copy(0, rows_N, values_N).view(supervised_AS.shape)
+        return values_N.new_zeros(shape.numel()).index_copy(0, rows_N, values_N).view(shape)
 
     weights_AS, label_weight = blocks.weights_AS, blocks.label_weight
     if objective.needs_teacher:
@@ -130,7 +129,7 @@ def block_loss(
     else:
         losses_N, correct_N = cross_entropy_rows(hidden_NH, labels_N, head)
     if objective.type == "dpace":
-        weights_AS = dpace_weights(to_slots(losses_N.detach()), supervised_AS, objective.dpace_alpha)
+        weights_AS = dpace_weights(to_slots(losses_N.detach()), blocks.labels_AS >= 0, objective.dpace_alpha)
         label_weight = weights_AS.sum(dtype=torch.float64).item()
     loss_AS = to_slots(losses_N) * weights_AS
     return LossSums(
