@@ -21,6 +21,7 @@ SIZES = (
 # Keys of successors and variants; a plain DFlash reader would drop what they stand for.
 VARIANT_KEYS = ("projector_type", "selector_rank", "conv_kernel_size", "markov_rank", "use_swa", "quantization_config")
 CAUSAL_KEYS = ("is_causal", "causal", "sliding_window_non_causal")
+MASK_IS_RESERVED = "mask_token_id is neither pad nor eos"
 LAYER_IDS = "layer ids count decoder layers from 0"
 
 
@@ -114,7 +115,7 @@ def _mask_token(file: CheckpointFile, view: Mapping[str, Any]) -> list[Finding]:
     findings = [
         fault_unless(mask is not None, "mask_token_id is stated", mask, "an id: servers guess one and drafts collapse"),
         fault_unless(inside, "mask_token_id is an embedding row", f"{mask} of {rows} rows", "below vocab_size"),
-        fault_unless(mask not in taken, "mask_token_id is neither pad nor eos", mask, f"none of {sorted(taken)}"),
+        fault_unless(mask not in taken, MASK_IS_RESERVED, mask, f"none of {sorted(taken)}"),
     ]
     if file.layout == "zlab" and mask is not None:
         where = "dflash_config" if "mask_token_id" in (file.config.get("dflash_config") or {}) else "top level"

@@ -14,6 +14,7 @@ from torch import Tensor
 from dflash_tools import __version__
 from dflash_tools.contracts.manifest import DataIdentity, TargetIdentity, TokenizerIdentity
 from dflash_tools.drafter.check import check_folder
+from dflash_tools.drafter.check_config import MASK_IS_RESERVED
 from dflash_tools.drafter.checkpoint_file import CONFIG_FILE, OWN_BLOCK, TENSOR_FILE, Layout
 from dflash_tools.drafter.checkpoint_view import tensor_shapes
 from dflash_tools.drafter.config import DrafterConfig
@@ -117,7 +118,7 @@ def export_drafter(
     *,
     layout: Layout = "zlab",
     card: str = "",
-) -> None:
+) -> list[str]:
     """Write a drafter folder: config, bfloat16 tensors and a card; nothing appears until all of it is checked.
 
     Args:
@@ -128,6 +129,10 @@ def export_drafter(
         folder: Must not exist, or be empty.
         layout: ``zlab`` or ``speculators``.
         card: Text of ``README.md``; "" writes none.
+
+    Returns:
+        What is worth knowing of the export, one sentence each: a mask token that was chosen although it is pad or eos,
+        states of quantised weights.
 
     Raises:
         ConfigError: If the folder is used, a tensor is missing, of another shape or not finite in bfloat16, or a rule
@@ -144,17 +149,21 @@ def export_drafter(
     save_file(tensors, unfinished / TENSOR_FILE, metadata={"format": "pt"})
     if card:
         (unfinished / "README.md").write_text(card, encoding="utf-8")
-    _require_sound(unfinished)
+    warnings = _require_sound(unfinished)
     if folder.exists():
         folder.rmdir()
     unfinished.replace(folder)
+    return warnings
 
 
-def _require_sound(folder: Path) -> None:
-    faults = [str(finding) for finding in check_folder(folder) if not finding.ok]
+def _require_sound(folder: Path) -> list[str]:
+    findings = check_folder(folder)
+    # Training takes pad or eos as mask token only when told to, so here it is a choice, not an accident.
+    faults = [str(finding) for finding in findings if not finding.ok and finding.rule != MASK_IS_RESERVED]
     if faults:
         shutil.rmtree(folder)
         raise ConfigError("the export would not serve, so nothing was written:\n" + "\n".join(faults))
+    return [str(finding) for finding in findings if not finding.ok or finding.warning]
 
 
 def _layer_config(config: DrafterConfig) -> dict[str, Any]:

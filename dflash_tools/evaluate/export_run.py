@@ -51,9 +51,8 @@ def export_run(
         out, _served_target(card), config.block_size, layout=chosen, gguf_file=card.target.gguf_file
     )
     measured = _measured(run, state.step)
-    export_drafter(
-        config, tensors, provenance, out, layout=chosen, card=_card(out, card, config, provenance, commands, measured)
-    )
+    text = _card(out, card, config, provenance, commands, measured)
+    warnings = export_drafter(config, tensors, provenance, out, layout=chosen, card=text)
     return {
         "export": str(out),
         "layout": chosen,
@@ -66,6 +65,7 @@ def export_run(
         "num_draft_tokens": config.block_size - 1,
         "mask_token_id": config.mask_token_id,
         "target_layer_ids": list(config.target_layer_ids),
+        "warnings": warnings,
         "pushed": push_export(out, push_to) if push_to else None,
         "commands": commands,
     }

@@ -221,9 +221,15 @@ def test_a_used_folder_a_missing_tensor_and_infinity_are_refused_and_leave_nothi
         export_drafter(CONFIG, {k: v for k, v in state.items() if k != "norm.weight"}, PROVENANCE, tmp_path / "a")
     with pytest.raises(ConfigError, match=r"fc.weight holds NaN or infinity"):
         export_drafter(CONFIG, {**state, "fc.weight": state["fc.weight"] * float("inf")}, PROVENANCE, tmp_path / "a")
-    with pytest.raises(ConfigError, match="mask_token_id is neither pad nor eos"):
-        export_drafter(replace(CONFIG, mask_token_id=2), state, PROVENANCE, tmp_path / "a")
+    with pytest.raises(ConfigError, match="target_layer_ids end before the last layer"):
+        export_drafter(replace(CONFIG, target_layer_ids=(0, 2, 5)), state, PROVENANCE, tmp_path / "a")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["used"]
+
+
+def test_a_mask_token_that_was_chosen_although_it_is_eos_is_exported_with_a_warning(drafter, tmp_path):
+    chosen = replace(CONFIG, mask_token_id=2)
+    warnings = export_drafter(chosen, drafter.state_dict(), PROVENANCE, tmp_path / "out")
+    assert warnings == ["FAULT mask_token_id is neither pad nor eos: 2; expected none of [2]"]
 
 
 @pytest.mark.parametrize(
