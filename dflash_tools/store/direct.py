@@ -28,15 +28,21 @@ class ReadFault(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MappedFile:
-    """One shard of one array.
+    """One shard of one array, its index in a form that is fast to ask.
 
     Attributes:
         data: The whole file. Shape: (num_bytes,).
-        index: Offset and size of each inner chunk, shape (num_chunks, 2); one row for a plain chunk.
+        offsets: First byte of each chunk. One entry per chunk place; a plain chunk is the only one.
+        sizes: Bytes of each chunk, CRC included.
+        run_ends: One past the last of the chunks that follow chunk i without a gap; i itself if it is not there.
+        checked: 1 = the chunk's CRC was right in this process. Outlives the map.
     """
 
     data: NDArray[np.uint8]
-    index: NDArray[np.uint64]
+    offsets: list[int]
+    sizes: list[int]
+    run_ends: list[int]
+    checked: bytearray
 
 
 class DirectReader:
@@ -49,7 +55,7 @@ class DirectReader:
         self._store = store
         self._buckets = buckets
         self._open: OrderedDict[FileKey, MappedFile] = OrderedDict()
-        self._checked: dict[FileKey, NDArray[np.bool_]] = {}  # outlives the maps: once per chunk and process
+        self._checked: dict[FileKey, bytearray] = {}
         self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -67,98 +73,32 @@ class DirectReader:
         Raises:
             ReadFault: If a file or chunk is missing, of another size, or fails its checksum.
         """
-        key = (bucket_id, shard_id, spec.name)
-        file = self._file(key, spec)
+        file = self._file(spec, bucket_id, shard_id)
         bucket = self._buckets[bucket_id]
         row = start - shard_id * bucket.shard_tokens
         target = out.reshape(-1).view(np.uint8)
         if spec.codec is None:
-            self._check(key, file, 0)
-            first = row * spec.row_bytes
-            target[:] = file.data[first : first + target.nbytes]
+            _check(file, 0)
+            first_byte = row * spec.row_bytes
+            target[:] = file.data[first_byte : first_byte + target.nbytes]
             return
         chunk_bytes = bucket.chunk_tokens * spec.row_bytes
-        first_chunk = row // bucket.chunk_tokens
-        stop_chunk = first_chunk - (-target.nbytes // chunk_bytes)
-        if spec.codec == "none":
-            self._copy_run(key, file, range(first_chunk, stop_chunk), chunk_bytes, target)
-        else:
-            self._decode_run(key, file, range(first_chunk, stop_chunk), chunk_bytes, target)
-
-    def _copy_run(
-        self, key: FileKey, file: MappedFile, chunks: range, chunk_bytes: int, target: NDArray[np.uint8]
-    ) -> None:
-        stride = chunk_bytes + CRC_BYTES
-        offsets = self._offsets(file, chunks)
-        if np.any(file.index[chunks.start : chunks.stop, 1] != stride):
-            raise ReadFault(f"a chunk of {key[2]} is not {stride} bytes")
-        whole = target.nbytes // chunk_bytes
-        adjacent = bool(np.all(np.diff(offsets) == stride))
-        if adjacent and self._checked[key][chunks.start : chunks.stop].all():
-            # One strided copy skips the checksums between the chunks.
-            source: NDArray[np.uint8] = np.ndarray(
-                (whole, chunk_bytes), np.uint8, file.data, offset=int(offsets[0]), strides=(stride, 1)
-            )
-            np.copyto(target[: whole * chunk_bytes].reshape(whole, chunk_bytes), source)
-            done = whole
-        else:
-            done = 0
-        for position in range(done, len(chunks)):
-            offset = int(offsets[position])
-            piece = target[position * chunk_bytes : (position + 1) * chunk_bytes]
-            self._copy_chunk(key, chunks[position], file.data[offset : offset + stride], piece)
-
-    def _copy_chunk(self, key: FileKey, chunk: int, stored: NDArray[np.uint8], piece: NDArray[np.uint8]) -> None:
-        if self._checked[key][chunk]:
-            piece[:] = stored[: piece.nbytes]
-            return
-        # The sum is made over the copy, block by block, while a block is still in the cache.
-        crc = 0
-        for first in range(0, piece.nbytes, _CHECK_BYTES):
-            block = piece[first : first + _CHECK_BYTES]
-            block[:] = stored[first : first + block.nbytes]
-            crc = extend_crc(crc, block)
-        crc = extend_crc(crc, stored[piece.nbytes : -CRC_BYTES])
-        self._settle(key, chunk, crc.to_bytes(CRC_BYTES, "little") == stored[-CRC_BYTES:].tobytes())
-
-    def _settle(self, key: FileKey, chunk: int, is_whole: bool) -> None:
-        if not is_whole:
-            raise ReadFault(f"chunk {chunk} of {key[2]} fails its checksum")
-        self._checked[key][chunk] = True
-
-    def _decode_run(
-        self, key: FileKey, file: MappedFile, chunks: range, chunk_bytes: int, target: NDArray[np.uint8]
-    ) -> None:
-        offsets = self._offsets(file, chunks)
-        for position, chunk in enumerate(chunks):
-            self._check(key, file, chunk)
-            stop = int(offsets[position]) + int(file.index[chunk, 1]) - CRC_BYTES
-            payload = file.data[int(offsets[position]) : stop]
-            piece = target[position * chunk_bytes : (position + 1) * chunk_bytes]
-            if piece.nbytes == chunk_bytes:
-                decompress(payload, piece)
+        first = row // bucket.chunk_tokens
+        stop = first - (-target.nbytes // chunk_bytes)
+        done = 0
+        if spec.codec == "none" and file.run_ends[first] >= stop and file.checked.find(0, first, stop) < 0:
+            done = _copy_run(file, first, chunk_bytes, target)
+        for chunk in range(first + done, stop):
+            piece = target[(chunk - first) * chunk_bytes : (chunk - first + 1) * chunk_bytes]
+            if file.run_ends[chunk] == chunk:
+                raise ReadFault(f"chunk {chunk} was never written")
+            if spec.codec == "none":
+                _copy_chunk(file, chunk, piece)
             else:
-                whole = np.empty(chunk_bytes, dtype=np.uint8)
-                decompress(payload, whole)
-                piece[:] = whole[: piece.nbytes]
+                _decode_chunk(file, chunk, chunk_bytes, piece)
 
-    def _offsets(self, file: MappedFile, chunks: range) -> NDArray[np.int64]:
-        entries = file.index[chunks.start : chunks.stop]
-        if np.any(entries == MISSING):
-            raise ReadFault(f"chunk {chunks.start + int(np.argmax(entries[:, 0] == MISSING))} was never written")
-        if np.any(entries.sum(axis=1) > file.data.nbytes):
-            raise ReadFault("the shard index points beyond the end of the file")
-        return entries[:, 0].astype(np.int64)
-
-    def _check(self, key: FileKey, file: MappedFile, chunk: int) -> None:
-        checked = self._checked[key]
-        if checked[chunk]:
-            return
-        offset, num_bytes = (int(value) for value in file.index[chunk])
-        stop = offset + num_bytes - CRC_BYTES
-        self._settle(key, chunk, crc_bytes(file.data[offset:stop]) == file.data[stop : stop + CRC_BYTES].tobytes())
-
-    def _file(self, key: FileKey, spec: ArraySpec) -> MappedFile:
+    def _file(self, spec: ArraySpec, bucket_id: int, shard_id: int) -> MappedFile:
+        key = (bucket_id, shard_id, spec.name)
         if self._pid != os.getpid():
             # Another thread of the parent may have held the lock at the fork.
             self._lock, self._pid = threading.Lock(), os.getpid()
@@ -169,7 +109,6 @@ class DirectReader:
                 return file
         file = self._map(key, spec)
         with self._lock:
-            self._checked.setdefault(key, np.zeros(len(file.index), dtype=np.bool_))
             file = self._open.setdefault(key, file)
             while len(self._open) > MAX_OPEN_FILES:
                 self._open.popitem(last=False)
@@ -185,13 +124,83 @@ class DirectReader:
             self._sizes.update({file: size for file, (size, _) in record.files.items()})
         data = map_file(self._store / name, self._sizes[name])
         if spec.codec is None:
-            return MappedFile(data, np.array([[0, data.nbytes]], dtype=np.uint64))
+            index = np.array([[0, data.nbytes]], dtype=np.uint64)
+            return _mapped(data, index, self._checked.setdefault(key, bytearray(1)))
         bucket = self._buckets[bucket_id]
-        tail = bucket.shard_tokens // bucket.chunk_tokens * INDEX_ENTRY_BYTES + CRC_BYTES
-        index = decode_index(data[-tail:]) if data.nbytes >= tail else None
-        if index is None:
+        num_chunks = bucket.shard_tokens // bucket.chunk_tokens
+        tail = num_chunks * INDEX_ENTRY_BYTES + CRC_BYTES
+        decoded = decode_index(data[-tail:]) if data.nbytes >= tail else None
+        if decoded is None:
             raise ReadFault(f"the shard index of {name} fails its checksum")
-        return MappedFile(data, index)
+        present = decoded[decoded[:, 0] != MISSING]
+        if np.any(present.sum(axis=1) > data.nbytes - tail):
+            raise ReadFault(f"the shard index of {name} points beyond the chunks")
+        if spec.codec == "none" and np.any(present[:, 1] != bucket.chunk_tokens * spec.row_bytes + CRC_BYTES):
+            raise ReadFault(f"a chunk of {name} has another size than the manifest says")
+        return _mapped(data, decoded, self._checked.setdefault(key, bytearray(num_chunks)))
+
+
+def _mapped(data: NDArray[np.uint8], index: NDArray[np.uint64], checked: bytearray) -> MappedFile:
+    offsets, sizes = index[:, 0], index[:, 1]
+    present = offsets != MISSING
+    places = np.arange(len(index))
+    breaks = np.ones(len(index), dtype=np.bool_)  # nothing follows this chunk without a gap
+    breaks[:-1] = ~present[:-1] | ~present[1:] | (offsets[1:] != offsets[:-1] + sizes[:-1])
+    run_ends = np.minimum.accumulate(np.where(breaks, places + 1, len(index) + 1)[::-1])[::-1]
+    return MappedFile(data, offsets.tolist(), sizes.tolist(), np.where(present, run_ends, places).tolist(), checked)
+
+
+def _copy_run(file: MappedFile, first: int, chunk_bytes: int, target: NDArray[np.uint8]) -> int:
+    """Copy whole chunks in one strided copy, which skips the sums between them. Returns their number."""
+    whole = target.nbytes // chunk_bytes
+    source: NDArray[np.uint8] = np.ndarray(
+        (whole, chunk_bytes),
+        np.uint8,
+        file.data,
+        offset=file.offsets[first],
+        strides=(chunk_bytes + CRC_BYTES, 1),
+    )
+    np.copyto(target[: whole * chunk_bytes].reshape(whole, chunk_bytes), source)
+    return whole
+
+
+def _copy_chunk(file: MappedFile, chunk: int, piece: NDArray[np.uint8]) -> None:
+    stored = file.data[file.offsets[chunk] : file.offsets[chunk] + file.sizes[chunk]]
+    if file.checked[chunk]:
+        piece[:] = stored[: piece.nbytes]
+        return
+    # The sum is made over the copy, block by block, while a block is still in the cache.
+    crc = 0
+    for first in range(0, piece.nbytes, _CHECK_BYTES):
+        block = piece[first : first + _CHECK_BYTES]
+        block[:] = stored[first : first + block.nbytes]
+        crc = extend_crc(crc, block)
+    crc = extend_crc(crc, stored[piece.nbytes : -CRC_BYTES])
+    _settle(file, chunk, crc.to_bytes(CRC_BYTES, "little") == stored[-CRC_BYTES:].tobytes())
+
+
+def _decode_chunk(file: MappedFile, chunk: int, chunk_bytes: int, piece: NDArray[np.uint8]) -> None:
+    _check(file, chunk)
+    payload = file.data[file.offsets[chunk] : file.offsets[chunk] + file.sizes[chunk] - CRC_BYTES]
+    if piece.nbytes == chunk_bytes:
+        decompress(payload, piece)
+        return
+    whole = np.empty(chunk_bytes, dtype=np.uint8)
+    decompress(payload, whole)
+    piece[:] = whole[: piece.nbytes]
+
+
+def _check(file: MappedFile, chunk: int) -> None:
+    if file.checked[chunk]:
+        return
+    stored = file.data[file.offsets[chunk] : file.offsets[chunk] + file.sizes[chunk]]
+    _settle(file, chunk, crc_bytes(stored[:-CRC_BYTES]) == stored[-CRC_BYTES:].tobytes())
+
+
+def _settle(file: MappedFile, chunk: int, is_whole: bool) -> None:
+    if not is_whole:
+        raise ReadFault(f"chunk {chunk} fails its checksum")
+    file.checked[chunk] = 1
 
 
 def map_file(path: Path, expected_bytes: int) -> NDArray[np.uint8]:

@@ -3,8 +3,8 @@
     python tests/benchmarks/read_store.py [--warm | --cold] [--threads N] [--megabytes N] [--repetitions N]
 
 Every reader brings the same samples (5 x 4,096 values a token, at least 1 MB each) in the same random order into a
-buffer that is used again. A repetition runs each reader once, in rotating order; a ratio is the median over
-repetitions of the ratio within one repetition.
+buffer that is used again. A repetition runs each reader once, in random order and, warm, in turns of a few samples;
+a ratio is the median over repetitions of the ratio within one repetition.
 """
 
 import argparse
@@ -99,6 +99,7 @@ class Readers:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.kept: dict[str, Store] = {}
+        self.raw: np.memmap | None = None
         self.starts: dict[str, Callable[[], Read]] = {
             "memmap": self.memmap,
             "none": lambda: self.stored("none", "direct"),
@@ -112,6 +113,7 @@ class Readers:
 
     def unmap(self) -> None:
         """Close every map: a mapped page cannot be dropped from the cache. What was checked stays checked."""
+        self.raw = None
         for store in self.kept.values():
             if isinstance(store._reader, DirectReader):
                 store._reader._open.clear()
@@ -126,7 +128,9 @@ class Readers:
         return open_store(self.case.stores["none"]).read_into
 
     def memmap(self) -> Read:
-        raw = np.memmap(self.case.raw, dtype=np.uint8, mode="r")
+        if self.raw is None:
+            self.raw = np.memmap(self.case.raw, dtype=np.uint8, mode="r")
+        raw = self.raw
 
         def read(row: int, buffer: np.ndarray) -> None:
             target = buffer.reshape(-1).view(np.uint8)
@@ -151,16 +155,17 @@ class Readers:
         def read(row: int, buffer: np.ndarray) -> None:
             bucket_id, shard_id, start = places[row]
             bucket = store.manifest.buckets[bucket_id]
-            file = direct._file((bucket_id, shard_id, spec.name), spec)
+            file = direct._file(spec, bucket_id, shard_id)
             size = bucket.chunk_tokens * TOKEN_BYTES
             target = buffer.reshape(-1).view(np.uint8)
             chunk = (start - shard_id * bucket.shard_tokens) // bucket.chunk_tokens
             for first in range(0, target.nbytes, size):
-                offset, num_bytes = (int(value) for value in file.index[chunk + first // size])
+                offset = file.offsets[chunk + first // size]
+                stop = offset + file.sizes[chunk + first // size] - CRC_BYTES
                 piece = target[first : first + size]
                 if piece.nbytes < size:
                     piece = np.empty(size, dtype=np.uint8)
-                decompress(file.data[offset : offset + num_bytes - CRC_BYTES], piece)
+                decompress(file.data[offset:stop], piece)
 
         return read
 
@@ -192,23 +197,33 @@ def run_pass(case: Case, read: Read, order: np.ndarray, threads: int) -> tuple[f
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def measure(case: Case, folder: Path, *, cold: bool, threads: int, repetitions: int) -> dict:
+def measure(
+    case: Case, folder: Path, *, cold: bool, threads: int, repetitions: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Wall and CPU seconds of each reader in each repetition."""
     readers = Readers(case)
     names = list(readers.starts)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     generator = np.random.default_rng(1)
+    num_samples = len(case.num_tokens)
     for name in names:  # every page mapped, every chunk checked once
-        run_pass(case, readers.starts[name](), np.arange(len(case.num_tokens)), threads)
-    for repetition in range(repetitions):
-        order = generator.permutation(len(case.num_tokens))
-        shift = repetition % len(names)
-        for name in names[shift:] + names[:shift]:
-            if cold:
-                readers.unmap()
-                gc.collect()
-                drop_cache(folder)
-            read = readers.starts[name]()
-            seconds[name].append(run_pass(case, read, order, threads))
+        run_pass(case, readers.starts[name](), np.arange(num_samples), threads)
+    for _ in range(repetitions):
+        order = generator.permutation(num_samples)
+        # Warm, the readers take turns every few samples, so that other work on the machine meets all alike.
+        turns = [order] if cold else np.array_split(order, max(1, num_samples // (3 * threads)))
+        started = {} if cold else {name: readers.starts[name]() for name in names}
+        sums = {name: np.zeros(2) for name in names}
+        for turn in turns:
+            for name in generator.permutation(names):
+                if cold:
+                    readers.unmap()
+                    gc.collect()
+                    drop_cache(folder)
+                read = readers.starts[name]() if cold else started[name]
+                sums[name] += run_pass(case, read, turn, threads)
+        for name in names:
+            seconds[name].append((float(sums[name][0]), float(sums[name][1])))
     return seconds
 
 
