@@ -11,9 +11,6 @@ from dflash_tools.train.batch import BatchRequest
 from dflash_tools.train.step import Learner
 from dflash_tools.train.work import Work, probe_largest_batch
 
-MASTER_BYTES = 16
-"""Per parameter: float32 weight, gradient and two moments."""
-
 DISK_PROBE_SECONDS = 2.0
 
 
@@ -49,14 +46,14 @@ def describe_run(work: Work, learner: Learner) -> dict[str, Any]:
         "num_anchors": int(work.anchors_of_row[plan.sample_rows].sum()),
         "largest_batch": _describe_batch(largest),
         "memory_bytes": {
-            "weights_gradients_moments": learner.num_parameters * MASTER_BYTES,
+            "weights_gradients_moments": learner.num_state_bytes + 4 * learner.num_parameters,
             "frozen_embedding_and_head": frozen_bytes,
             "activations_of_largest_batch": _activation_bytes(work, int(largest.num_anchors.sum())),
             "batches_read_ahead": work.config.hardware.prefetch_bytes,
-            "checkpoint_copy": learner.num_parameters * 12,
+            "checkpoint_copy": learner.num_state_bytes,
         },
         "available_memory_bytes": _available_bytes(learner.device),
-        "checkpoint_bytes": learner.num_parameters * 12,
+        "checkpoint_bytes": learner.num_state_bytes,
         "seconds_per_batch": compute_seconds,
         "estimated_hours": compute_seconds * len(plan) / 3600,
         "needed_bytes_per_second": float(state_bytes.mean()) / compute_seconds,

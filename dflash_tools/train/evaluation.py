@@ -41,7 +41,8 @@ def evaluate_held_out(
     share = [requests[i] for i in deal_to_ranks(costs, world.size)[world.rank]]
     # One more row than batches: a rank that wants to stop marks it, and the sum tells all of them.
     table = learner.make_table(len(requests) + 1)
-    with Feed(share, reader.read, num_bytes=reader.num_bytes, max_bytes=prefetch_bytes) as feed:
+    feed = Feed(share, reader.read, num_bytes=reader.num_bytes, max_bytes=prefetch_bytes)
+    with feed, learner.measured_weights():
         for batch in feed:
             learner.measure(batch, table[batch.request.batch])
             if stop_requested():

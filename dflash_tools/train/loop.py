@@ -16,12 +16,11 @@ from dflash_tools.train.curves import Curves
 from dflash_tools.train.evaluation import evaluate_held_out, make_evaluation_record
 from dflash_tools.train.feed import Feed
 from dflash_tools.train.figures import pool
-from dflash_tools.train.optimizer import optimizer_tensors
 from dflash_tools.train.progress import TrainProgress
 from dflash_tools.train.records import StepResult, Timing
 from dflash_tools.train.run_log import RunLog
 from dflash_tools.train.saver import CheckpointSaver
-from dflash_tools.train.schedule import learning_rate_at
+from dflash_tools.train.schedule import schedule_factor
 from dflash_tools.train.signals import StopSignal
 from dflash_tools.train.step import Learner, Update, name_batches
 from dflash_tools.train.work import Work
@@ -105,8 +104,8 @@ class TrainingLoop:
             self._learner.accumulate(next(feed), table[batch - batches.start])
         world.sum_in_place(table)
         table = table.cpu()
-        learning_rate = learning_rate_at(step, work.plan.num_steps, work.config.optimizer)
-        update = self._learner.update(pool(table).label_weight, learning_rate)
+        factor = schedule_factor(step, work.plan.num_steps, work.config.optimizer)
+        update = self._learner.update(pool(table).label_weight, factor)
         self._count(update)
         wait_seconds = feed.wait_seconds - waited
         timing = Timing(
@@ -121,7 +120,7 @@ class TrainingLoop:
             ranks=tuple(rank_of_batch[batch] for batch in batches),
             table=table,
             grad_norm=update.grad_norm,
-            learning_rate=learning_rate,
+            learning_rate=work.config.optimizer.learning_rate * factor,
             skipped=update.skipped,
             timing=timing,
         )
@@ -214,10 +213,9 @@ class TrainingLoop:
         if self._outputs is None:
             return
         started = time.perf_counter()
-        saver, learner = self._outputs.saver, self._learner
+        saver = self._outputs.saver
         saver.wait()
-        optimizer = optimizer_tensors(learner.optimizer, learner.model)
-        snapshot = take_snapshot(self.state, learner.model.state_dict(), optimizer)
+        snapshot = take_snapshot(self.state, *self._learner.tensors())
         # The log first: a committed checkpoint must never know more than the log on disk.
         self._outputs.log.flush()
         self._outputs.curves.flush()

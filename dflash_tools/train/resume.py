@@ -62,6 +62,7 @@ def settings_of(config: TrainConfig, *, gamma: float, attention: str, device_typ
     values |= {f"optimizer.{name}": value for name, value in config.optimizer.model_dump().items()}
     return values | {
         "loss.loss_decay_gamma": gamma,
+        "drafter.init_from": config.drafter.init_from,
         "hardware.autocast": config.hardware.autocast,
         "hardware.attention": attention,
         "hardware.device": device_type,

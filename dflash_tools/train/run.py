@@ -25,7 +25,13 @@ from dflash_tools.train.world import OneProcess, Threads, choose_device, join_wo
 
 
 def run_training(
-    config: TrainConfig, stores: Sequence[Path], run_dir: Path, *, resume: bool = False, dry_run: bool = False
+    config: TrainConfig,
+    stores: Sequence[Path],
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    dry_run: bool = False,
+    config_dir: Path = Path(),
 ) -> dict[str, Any]:
     """Train a drafter.
 
@@ -35,6 +41,7 @@ def run_training(
         run_dir: Holds plan, log, checkpoints; must be new or empty without ``resume``.
         resume: Go on from the newest whole checkpoint; from the start if there is none yet.
         dry_run: Only measure and estimate; nothing is written.
+        config_dir: Where relative paths of the config are looked for first.
 
     Returns:
         Where the run lies, held-out figures before and after, and speed. Under torchrun the first rank gets them and
@@ -50,7 +57,7 @@ def run_training(
     device = choose_device(config.hardware.device)
     samples = open_samples(stores)
     if dry_run:
-        setup = make_setup(config, samples, device, OneProcess(), None, run_dir)
+        setup = make_setup(config, samples, device, OneProcess(), None, run_dir, config_dir)
         with Threads(setup.threads):
             return describe_run(make_work(setup), make_learner(setup))
     world = join_world(device)
@@ -58,7 +65,7 @@ def run_training(
         if not resume and world.rank == 0:
             refuse_used_folder(run_dir)
         point = find_resume_point(run_dir) if resume else None
-        setup = make_setup(config, samples, device, world, point, run_dir)
+        setup = make_setup(config, samples, device, world, point, run_dir, config_dir)
         attempt = _begin(setup, run_dir, resume=resume)
         return _train(setup, run_dir, attempt)
     finally:

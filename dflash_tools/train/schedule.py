@@ -5,16 +5,20 @@ import math
 from dflash_tools.config import OptimizerSection
 
 
-def learning_rate_at(step: int, num_steps: int, settings: OptimizerSection) -> float:
-    """Learning rate of one optimizer update.
+def schedule_factor(step: int, num_steps: int, settings: OptimizerSection) -> float:
+    """Share of the peak learning rate in one optimizer update; the same for AdamW and Muon.
 
-    Rises linearly over the first ``warmup_ratio`` of the steps (the first update already has a rate above 0), then
-    follows half a cosine or a line towards 0, which it would reach one step after the last, or stays.
+    Rises linearly over the first ``warmup_ratio`` of the steps (the first update already has a rate above 0). Then
+    cosine and linear fall towards 0, which they would reach one step after the last; constant stays; wsd stays and
+    falls along half a cosine over the last ``decay_ratio`` of the steps.
 
     Args:
         step: Position in the plan, from 0. Skipped updates count, so that no state has to be kept.
         num_steps: Updates of the whole plan.
-        settings: The peak rate, the warm-up share and the shape.
+        settings: The warm-up share and the shape.
+
+    Returns:
+        Above 0, at most 1.
 
     Raises:
         ValueError: If the step lies outside the plan.
@@ -23,10 +27,15 @@ def learning_rate_at(step: int, num_steps: int, settings: OptimizerSection) -> f
         raise ValueError(f"step {step} lies outside a plan of {num_steps} steps")
     num_warmup_steps = math.ceil(settings.warmup_ratio * num_steps)
     if step < num_warmup_steps:
-        return settings.learning_rate * (step + 1) / num_warmup_steps
+        return (step + 1) / num_warmup_steps
     if settings.lr_scheduler_type == "constant":
-        return settings.learning_rate
-    progress = (step - num_warmup_steps) / (num_steps - num_warmup_steps)
+        return 1.0
+    first = num_warmup_steps
+    if settings.lr_scheduler_type == "wsd":
+        first = max(first, num_steps - math.ceil(settings.decay_ratio * num_steps))
+        if step < first:
+            return 1.0
+    progress = (step - first) / (num_steps - first)
     if settings.lr_scheduler_type == "linear":
-        return settings.learning_rate * (1.0 - progress)
-    return settings.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return 1.0 - progress
+    return 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -10,17 +10,19 @@ from typing import Any
 import torch
 
 from dflash_tools import __version__
-from dflash_tools.config import TrainConfig
+from dflash_tools.config import TrainConfig, resolve_path
 from dflash_tools.contracts.fingerprint import fingerprint_of_json
 from dflash_tools.contracts.plan import BatchPlan
 from dflash_tools.contracts.record import TrainState
 from dflash_tools.drafter.config import DrafterConfig, resolve_decay_gamma, resolve_drafter
 from dflash_tools.drafter.frozen import FrozenTarget
-from dflash_tools.drafter.model import AttentionPath, DFlashDrafter
+from dflash_tools.drafter.model import AttentionPath, DFlashDrafter, resolve_attention
 from dflash_tools.errors import StoreError
+from dflash_tools.train.average import AveragedWeights
 from dflash_tools.train.batch import BatchReader
 from dflash_tools.train.checkpoint import load_checkpoint
-from dflash_tools.train.optimizer import build_optimizer, load_optimizer_tensors
+from dflash_tools.train.initial import check_initial, load_initial
+from dflash_tools.train.optimizer import DrafterOptimizer
 from dflash_tools.train.records import Composition
 from dflash_tools.train.requests import batch_costs, evaluation_requests
 from dflash_tools.train.resume import ResumePoint, check_extension, check_same_run, settings_of
@@ -40,6 +42,7 @@ class Setup:
         config: train.toml with its overrides.
         samples: The stores.
         drafter: The drafter's configuration, every value resolved.
+        init_from: Folder of the drafter that a fresh start begins with; None = fresh weights.
         device: Where this rank computes.
         attention: Attention path of the drafter.
         threads: CPU threads of this process.
@@ -52,6 +55,7 @@ class Setup:
     config: TrainConfig
     samples: Samples
     drafter: DrafterConfig
+    init_from: Path | None
     device: torch.device
     attention: AttentionPath
     threads: int
@@ -67,20 +71,31 @@ class Setup:
 
 
 def make_setup(
-    config: TrainConfig, samples: Samples, device: torch.device, world: World, point: ResumePoint | None, run_dir: Path
+    config: TrainConfig,
+    samples: Samples,
+    device: torch.device,
+    world: World,
+    point: ResumePoint | None,
+    run_dir: Path,
+    config_dir: Path = Path(),
 ) -> Setup:
     """Decide everything before step 0.
 
     Raises:
-        ConfigError: If the drafter or the plan cannot be made of these settings.
+        ConfigError: If the drafter or the plan cannot be made of these settings, or the drafter to start from does not
+            fit.
         StoreError: If the store's target folder is unreadable.
         ResumeError: If the checkpoint belongs to another run.
     """
     drafter = _resolve_drafter(config, samples)
-    attention = _choose_attention(config, device)
+    attention = resolve_attention(config.hardware.attention, device)
     gamma = resolve_decay_gamma(config.loss.loss_decay_gamma, drafter.block_size)
     settings = settings_of(config, gamma=gamma, attention=attention, device_type=device.type)
+    init_from = None
     if point is None:
+        if config.drafter.init_from is not None:
+            init_from = resolve_path(config.drafter.init_from, config_dir)
+            check_initial(init_from, drafter)
         plan = plan_training(samples, config)
         threads = choose_threads(config.hardware.threads)
     else:
@@ -98,6 +113,7 @@ def make_setup(
         config=config,
         samples=samples,
         drafter=drafter,
+        init_from=init_from,
         device=device,
         attention=attention,
         threads=threads,
@@ -109,27 +125,34 @@ def make_setup(
 
 
 def make_learner(setup: Setup) -> Learner:
-    """Make drafter and optimizer: fresh from the seed, or as the checkpoint has them."""
+    """Make drafter and optimizer: fresh from the seed, from another drafter, or as the checkpoint has them.
+
+    Raises:
+        ConfigError: If the tensors of the drafter to start from do not fit, or the optimizer is not installed.
+    """
+    settings = setup.config.optimizer
     model = DFlashDrafter(setup.drafter)
-    model.init_weights(setup.config.plan.seed)
+    if setup.init_from is None:
+        model.init_weights(setup.config.plan.seed)
+    else:
+        model.load_state_dict(load_initial(setup.init_from, setup.drafter))
     model.to(setup.device)
-    optimizer = build_optimizer(model, setup.config.optimizer)
-    if setup.point is not None:
-        weights, moments = load_checkpoint(setup.point.checkpoint)
-        model.load_state_dict(weights, strict=True)
-        load_optimizer_tensors(optimizer, model, moments)
     for parameter in model.parameters():
         # Different machines may draw different bits; the first rank's weights are everybody's.
         setup.world.copy_from_first(parameter.data)
     dtype = torch.bfloat16 if setup.config.hardware.autocast == "bfloat16" else torch.float32
-    return Learner(
+    learner = Learner(
         model,
-        optimizer,
+        DrafterOptimizer(model, settings),
         FrozenTarget.load(setup.samples.stores[0].path / "target", device=setup.device, dtype=dtype),
         attention=setup.attention,
-        max_grad_norm=setup.config.optimizer.max_grad_norm,
+        averages=None if settings.ema_decay is None else AveragedWeights(model, settings.ema_decay),
+        max_grad_norm=settings.max_grad_norm,
         world=setup.world,
     )
+    if setup.point is not None:
+        learner.load(*load_checkpoint(setup.point.checkpoint))
+    return learner
 
 
 def make_work(setup: Setup) -> Work:
@@ -204,10 +227,3 @@ def _resume_plan(run_dir: Path, point: ResumePoint, samples: Samples, config: Tr
     plan = plan_training(samples, config)
     check_extension(run_dir, point.plan, plan, point.state.step)
     return plan
-
-
-def _choose_attention(config: TrainConfig, device: torch.device) -> AttentionPath:
-    setting = config.hardware.attention
-    if setting == "auto":
-        return "flex" if device.type == "cuda" else "split"
-    return setting

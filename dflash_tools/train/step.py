@@ -5,7 +5,8 @@ how a step is cut into batches and ranks does not matter but for the order of fl
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +15,13 @@ from torch import Tensor
 from dflash_tools.drafter.frozen import FrozenTarget
 from dflash_tools.drafter.loss import LossSums, block_loss
 from dflash_tools.drafter.model import AttentionPath, DFlashDrafter
+from dflash_tools.train.average import AveragedWeights
 from dflash_tools.train.batch import Batch
 from dflash_tools.train.figures import figures_row, num_columns
-from dflash_tools.train.optimizer import set_learning_rate, trainable_parameters
+from dflash_tools.train.optimizer import DrafterOptimizer, copy_named, trainable_parameters
 from dflash_tools.train.world import World
+
+_MASTER = "master."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +33,19 @@ class Update:
 
 
 class Learner:
-    """The drafter, its optimizer and one flat gradient, which all batches of a step are added into."""
+    """The drafter, its optimizer and one flat gradient, which all batches of a step are added into.
+
+    With ``averages`` the model holds the masters, which are trained, and the averages are what is measured and saved
+    as the drafter.
+    """
 
     def __init__(
         self,
         model: DFlashDrafter,
-        optimizer: torch.optim.Optimizer,
+        optimizer: DrafterOptimizer,
         frozen: FrozenTarget,
         *,
+        averages: AveragedWeights | None,
         attention: AttentionPath,
         max_grad_norm: float,
         world: World,
@@ -45,6 +54,7 @@ class Learner:
         self.model = model
         self.optimizer = optimizer
         self.world = world
+        self._averages = averages
         self._frozen = frozen
         self._attention = attention
         self._max_grad_norm = max_grad_norm
@@ -60,6 +70,32 @@ class Learner:
     def num_parameters(self) -> int:
         """Trained parameters."""
         return self._gradient.numel()
+
+    @property
+    def num_state_bytes(self) -> int:
+        """Memory of weights, moments and averages: what a checkpoint holds."""
+        return sum(t.numel() * t.element_size() for part in self.tensors() for t in part.values())
+
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What a checkpoint holds: the drafter, and all that training needs besides; views, not copies."""
+        masters = self.model.state_dict()
+        if self._averages is None:
+            return masters, self.optimizer.tensors()
+        return self._averages.tensors(), self.optimizer.tensors() | {_MASTER + n: t for n, t in masters.items()}
+
+    def load(self, drafter: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        """Put back what ``tensors`` gave, bit for bit.
+
+        Raises:
+            ValueError: If names or shapes are others.
+        """
+        own_drafter, own_optimizer = self.tensors()
+        copy_named(own_drafter, drafter, "drafter")
+        copy_named(own_optimizer, optimizer, "optimizer state")
+
+    def measured_weights(self) -> AbstractContextManager[None]:
+        """Let ``measure`` see the averages, if there are any."""
+        return nullcontext() if self._averages is None else self._averages.in_model()
 
     def make_table(self, num_batches: int) -> Tensor:
         """Room for the figures of some batches, zeroed. Shape: (num_batches, num_columns), float64."""
@@ -94,16 +130,16 @@ class Learner:
         self._gradient.zero_()
 
     @torch.no_grad()
-    def update(self, label_weight: float, learning_rate: float) -> Update:
+    def update(self, label_weight: float, schedule_factor: float) -> Update:
         """Combine the gradients of all ranks and make one update.
 
         Args:
             label_weight: Sum of the slot weights of the whole step, on all ranks.
-            learning_rate: Of this update.
+            schedule_factor: Share of the peak learning rates.
 
         Returns:
             The norm before clipping. A gradient that is not finite, or of no supervised slot at all, leaves weights,
-            moments and the optimizer's count untouched.
+            moments, averages and the optimizer's count untouched.
         """
         gradient = self._gradient
         self.world.sum_in_place(gradient)
@@ -116,8 +152,9 @@ class Learner:
         if finite:
             if grad_norm > self._max_grad_norm:
                 gradient.mul_(self._max_grad_norm / grad_norm)
-            set_learning_rate(self.optimizer, learning_rate)
-            self.optimizer.step()
+            self.optimizer.step(schedule_factor)
+            if self._averages is not None:
+                self._averages.follow(self.optimizer.num_updates)
         gradient.zero_()
         return Update(grad_norm=grad_norm, skipped=not finite)
 

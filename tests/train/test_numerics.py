@@ -10,7 +10,7 @@ from make_store import make_store
 from dflash_tools.contracts.run_folder import find_checkpoint, list_checkpoints
 from dflash_tools.errors import StoreError, UserError
 from dflash_tools.train.checkpoint import NonFiniteWeightsError, load_checkpoint
-from dflash_tools.train.optimizer import optimizer_tensors, trainable_parameters
+from dflash_tools.train.optimizer import trainable_parameters
 from dflash_tools.train.run import run_training
 from dflash_tools.train.run_log import read_evaluations, read_steps
 from dflash_tools.train.setup import make_learner, make_setup, make_work
@@ -88,11 +88,11 @@ def poison(monkeypatch, is_sick):
     update = Learner.update
     calls = []
 
-    def sick(self, label_weight, learning_rate):
+    def sick(self, label_weight, factor):
         calls.append(None)
         if is_sick(len(calls) - 1):
             self._gradient[0] = math.inf
-        return update(self, label_weight, learning_rate)
+        return update(self, label_weight, factor)
 
     monkeypatch.setattr(Learner, "update", sick)
 
@@ -131,9 +131,9 @@ def test_weights_that_turn_nan_end_the_run_and_healthy_checkpoints_stay(store_di
     """TN-04."""
     update = Learner.update
 
-    def turn_nan(self, label_weight, learning_rate):
-        result = update(self, label_weight, learning_rate)
-        if int(optimizer_tensors(self.optimizer, self.model)["step.fc.weight"]) == 5:
+    def turn_nan(self, label_weight, factor):
+        result = update(self, label_weight, factor)
+        if self.optimizer.num_updates == 5:
             with torch.no_grad():
                 self.model.norm.weight[0] = math.nan
         return result
@@ -210,7 +210,8 @@ def test_dry_run_tells_what_a_run_takes_and_writes_nothing(store_dir, make_confi
     assert not (tmp_path / "run").exists()
     assert (result["steps"], result["epochs"], result["samples_per_epoch"]) == (6, 3, 10)
     assert result["held_out_samples"] == 2
-    assert result["memory_bytes"]["weights_gradients_moments"] == 16 * result["num_parameters"]
+    # Weight, gradient and two moments in float32, and one count a tensor.
+    assert result["memory_bytes"]["weights_gradients_moments"] == pytest.approx(16 * result["num_parameters"], rel=0.01)
     assert result["needed_bytes_per_second"] > 0
     assert result["probed_read_bytes_per_second"] > 0
     assert [batch["batch"] for batch in result["first_batches"]] == [0, 1, 2, 3, 4]

@@ -92,7 +92,7 @@ def test_a_signal_during_an_evaluation_gives_it_up_and_the_resumed_run_makes_it(
 
     def send(self, batch, row):
         measure(self, batch, row)
-        if float(self.optimizer.state[self.model.norm.weight]["step"]) == 3:
+        if self.optimizer.num_updates == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
@@ -104,6 +104,22 @@ def test_a_signal_during_an_evaluation_gives_it_up_and_the_resumed_run_makes_it(
     run_training(make_config(), [store_dir], tmp_path / "run", resume=True)
     assert end_state(tmp_path / "run") == end_state(straight_run)
     assert find_checkpoint(tmp_path / "run", "best")[1].step == find_checkpoint(straight_run, "best")[1].step
+
+
+def test_muon_averages_and_wsd_are_the_same_after_a_crash_and_a_signal(
+    store_dir, make_config, end_state, tmp_path, monkeypatch
+):
+    config = make_config(
+        optimizer__name="muon", optimizer__ema_decay=0.7, optimizer__lr_scheduler_type="wsd", checkpoint__save_steps=1
+    )
+    run_training(config, [store_dir], tmp_path / "straight")
+    for stop, step in ((signal_at, 1), (kill_after, 3)):
+        with monkeypatch.context() as patch:
+            stop(patch, step)
+            with pytest.raises((Killed, Interrupted)):
+                run_training(config, [store_dir], tmp_path / "run", resume=True)
+    run_training(config, [store_dir], tmp_path / "run", resume=True)
+    assert end_state(tmp_path / "run") == end_state(tmp_path / "straight")
 
 
 def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint_and_nothing_else(

@@ -26,6 +26,9 @@ LOSS_BOUND = 1e-6
 WEIGHT_BOUND = 1e-5
 """Difference of a weight after six updates at a rate of 1e-2 (found: 1.7e-7)."""
 
+MUON_BOUND = 1e-4
+"""The same under Muon after four updates at 1e-3."""
+
 
 class ThreadWorld:
     """Ranks as threads of one process."""
@@ -119,6 +122,20 @@ def test_any_number_of_ranks_gives_the_same_curve(size, store_dir, config, one_p
     assert_same_curve(tmp_path / "run", one_process)
     ranks = {batch["rank"] for record in read_steps(tmp_path / "run").values() for batch in record["batches"]}
     assert ranks == set(range(min(size, 4)))
+
+
+def test_muon_and_averages_agree_between_one_and_two_ranks(store_dir, make_config, tmp_path, monkeypatch):
+    """Muon orthogonalises in bfloat16, which rounds the differences of summation up."""
+    config = make_config(
+        plan__batches_per_step=4, plan__max_batch_size=1, plan__max_steps=4, hardware__autocast="none",
+        optimizer__name="muon", optimizer__ema_decay=0.5,
+    )  # fmt: skip
+    run_training(config, [store_dir], tmp_path / "one")
+    run_as_ranks(2, monkeypatch, config, [store_dir], tmp_path / "two")
+    one, two = (load_checkpoint(find_checkpoint(tmp_path / name, "latest")[0]) for name in ("one", "two"))
+    for found, expected in zip(two, one, strict=True):
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=MUON_BOUND, msg=name)
 
 
 def test_a_run_stops_on_two_ranks_and_goes_on_with_one_and_four(store_dir, config, one_process, tmp_path, monkeypatch):
