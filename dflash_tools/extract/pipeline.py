@@ -53,6 +53,7 @@ def write_shards(
     """
     started, num_tokens = time.monotonic(), 0
     queue = _Queue(pipeline_bytes)
+    progress.begin()
     try:
         for bucket_id, shard_id in shards:
             samples = writer.samples_of(bucket_id, shard_id)

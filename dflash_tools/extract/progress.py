@@ -20,24 +20,27 @@ class Progress:
         self._total = max(total_tokens, 1)
         self._silent = silent
         self._done = 0
-        self._started = time.monotonic()
-        self._last_line = self._started
+        self._started = self._last_line = time.monotonic()
         self._bar: RichProgress | None = None
-        if not silent and sys.stderr.isatty():
-            columns = (
-                TextColumn("extract"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-            )
-            self._bar = RichProgress(*columns, console=Console(stderr=True))
-            self._task = self._bar.add_task("extract", total=self._total, rate="")
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
         return self
+
+    def begin(self) -> None:
+        """Start the clock: the target is loaded, the first batch is next."""
+        self._started = self._last_line = time.monotonic()
+        if self._silent or not sys.stderr.isatty():
+            return
+        columns = (
+            TextColumn("extract"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = RichProgress(*columns, console=Console(stderr=True))
+        self._task = self._bar.add_task("extract", total=self._total, rate="")
+        self._bar.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
