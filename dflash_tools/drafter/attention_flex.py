@@ -92,4 +92,5 @@ def _make_mask(context: Context, blocks: Blocks, window: int | None) -> BlockMas
 
 
 def _whole_tiles(length: int) -> int:
-    return max(1, -(-length // TILE)) * TILE
+    # At least two: a length of one tile would be compiled apart.
+    return max(2, -(-length // TILE)) * TILE

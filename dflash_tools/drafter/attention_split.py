@@ -27,14 +27,14 @@ class _Chunk:
     """Neighbouring blocks of a document and the tokens that they may see.
 
     Attributes:
-        blocks: Slice of the block axis.
+        num_blocks: Number of blocks; chunks follow each other on the block axis.
         tokens: Slice of the token axis that ends before the last anchor.
         num_common: Tokens at its start that every slot of the chunk sees.
         hidden: True where a slot does not see a token, for the tokens after the common ones; None if all do.
             Shape: (C, 1 or S, tokens - common).
     """
 
-    blocks: slice
+    num_blocks: int
     tokens: slice
     num_common: int
     hidden: Tensor | None
@@ -62,11 +62,13 @@ def make_split_attend(context: Context, blocks: Blocks, num_heads: int, sliding_
         grouped = q_ASQD.view(grouped_shape) * head_dim**-0.5
         q_GARD = grouped.permute(2, 0, 1, 3, 4).flatten(2, 3)
         context_kv = ck.transpose(0, 1), cv.transpose(0, 1)
-        block_kv = bk.permute(2, 0, 1, 3), bv.permute(2, 0, 1, 3)
-        hidden_slots = slot_hidden_SS if slides else None
+        chunks, hidden_slots = (sliding, slot_hidden_SS) if slides else (full, None)
+        # Splitting, not slicing: the gradient of each slice would fill a whole tensor with zeros.
+        sizes = [chunk.num_blocks for chunk in chunks]
+        pieces = (torch.split(x, sizes, dim=1) for x in (q_GARD, bk.permute(2, 0, 1, 3), bv.permute(2, 0, 1, 3)))
         parts = [
-            _attend_chunk(q_GARD[:, chunk.blocks], context_kv, block_kv, chunk, hidden_slots)
-            for chunk in (sliding if slides else full)
+            _attend_chunk(queries, context_kv, (keys, values), chunk, hidden_slots)
+            for chunk, queries, keys, values in zip(chunks, *pieces, strict=True)
         ]
         out_GARD = torch.cat(parts, dim=1) if parts else q_GARD
         out = out_GARD.view(num_key_heads, num_blocks, block_size, num_heads // num_key_heads, head_dim)
@@ -85,7 +87,7 @@ def _attend_chunk(
     """Attend from the blocks of a chunk. Returns: Shape (G, C, R, D)."""
     num_key_heads, num_blocks, num_rows, head_dim = q_GCRD.shape
     keys_GTD, values_GTD = (part[:, chunk.tokens] for part in context_kv)
-    keys_GCSD, values_GCSD = (part[:, chunk.blocks] for part in block_kv)
+    keys_GCSD, values_GCSD = block_kv
     block_size, num_tokens = keys_GCSD.shape[2], keys_GTD.shape[1]
     flat_queries = q_GCRD.reshape(num_key_heads, -1, head_dim)
     in_context = torch.bmm(flat_queries, keys_GTD.transpose(1, 2))
@@ -136,4 +138,4 @@ def _make_chunk(
         same_document = torch.ones((), dtype=torch.bool, device=device)
         hidden = ~sees_context(anchors, slots, positions, same_document, window)
     tokens = slice(document_start + lowest, document_start + last_anchor)
-    return _Chunk(block_slice, tokens, num_common, hidden)
+    return _Chunk(block_slice.stop - block_slice.start, tokens, num_common, hidden)
