@@ -134,8 +134,9 @@ def _scale(chart: Chart) -> alt.Scale:
     return alt.Scale(type="log", nice=False) if chart.log_y else alt.Scale(zero=False)
 
 
+# Hundreds of points read aloud help nobody: the chart's description and its table do, so marks of curves are silent.
 def _draw_line(base: Any, chart: Chart) -> Any:
-    drawn = base.mark_line(strokeWidth=1.6, point=len(chart.frame) < 40).encode(
+    drawn = base.mark_line(strokeWidth=1.6, point=len(chart.frame) < 40, aria=False).encode(
         x=_axis(chart, chart.x, alt.X),
         y=_axis(chart, chart.y, alt.Y, scale=_scale(chart)),
         tooltip=_tooltip(chart),
@@ -145,7 +146,7 @@ def _draw_line(base: Any, chart: Chart) -> Any:
 
 
 def _draw_points(base: Any, chart: Chart) -> Any:
-    drawn = base.mark_circle(size=18).encode(
+    drawn = base.mark_circle(size=18, aria=False).encode(
         x=_axis(chart, chart.x, alt.X),
         y=_axis(chart, chart.y, alt.Y, scale=_scale(chart)),
         tooltip=_tooltip(chart),
