@@ -14,6 +14,7 @@ from dflash_tools.report.plan_sections import length_chart
 from dflash_tools.report.sources import read_store
 
 DROPPED_NAME = "dropped.parquet"
+BUCKETS_DIR = "buckets"
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 
 # Thresholds of the diagnosis.
@@ -31,7 +32,7 @@ def report_store(path: Path) -> Report:
         StoreError: If the store is missing, unfinished or damaged.
     """
     manifest, index = read_store(path)
-    buckets = _bucket_frame(manifest, index)
+    buckets = _bucket_frame(path, manifest, index)
     dropped = _dropped_frame(path)
     return Report(
         kind="store",
@@ -91,7 +92,7 @@ def _figures(manifest: StoreManifest, index: pl.DataFrame, buckets: pl.DataFrame
     }
 
 
-def _bucket_frame(manifest: StoreManifest, index: pl.DataFrame) -> pl.DataFrame:
+def _bucket_frame(path: Path, manifest: StoreManifest, index: pl.DataFrame) -> pl.DataFrame:
     layouts = pl.DataFrame(
         [
             {
@@ -100,12 +101,14 @@ def _bucket_frame(manifest: StoreManifest, index: pl.DataFrame) -> pl.DataFrame:
                 "max_tokens": layout.max_tokens,
                 "num_samples": layout.num_samples,
                 "num_tokens": layout.num_tokens,
+                "stored_bytes": _folder_bytes(path / BUCKETS_DIR / str(layout.bucket_id)),
                 "num_axis_tokens": layout.axis_tokens,
                 "num_shards": layout.num_shards,
                 "chunk_tokens": layout.chunk_tokens,
             }
             for layout in manifest.buckets
-        ]
+        ],
+        schema_overrides={"stored_bytes": pl.Int64},
     )
     held = index.group_by(pl.col("bucket_id").cast(pl.Int64)).agg(
         pl.col("num_supervised_tokens").cast(pl.Int64).sum(), pl.col("num_valid_anchors").cast(pl.Int64).sum()
@@ -121,6 +124,13 @@ def _bucket_frame(manifest: StoreManifest, index: pl.DataFrame) -> pl.DataFrame:
         .with_columns(pl.col("num_supervised_tokens", "num_valid_anchors").fill_null(0))
         .with_columns((pl.col(name) / pl.col(name).sum()).fill_nan(0.0).alias(share) for name, share in shares.items())
     )
+
+
+def _folder_bytes(folder: Path) -> int | None:
+    """Bytes of all files of a folder, by their sizes alone; None if it is not there."""
+    if not folder.is_dir():
+        return None
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _share_chart(buckets: pl.DataFrame) -> Chart:

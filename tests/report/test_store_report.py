@@ -34,6 +34,9 @@ def test_a_healthy_store_has_no_diagnosis(store):
 def test_a_store_of_real_arrays_is_reported(tmp_path):
     report = report_store(make_store(tmp_path / "store", validation_rows=(1,), target=False))
     assert report.figures["num_samples"] == 12
+    on_disk = sum(file.stat().st_size for file in (tmp_path / "store" / "buckets").rglob("*") if file.is_file())
+    buckets = report.table("buckets").get_column("stored_bytes").sum()
+    assert on_disk - 2000 < buckets <= on_disk  # all but the group's own zarr.json
 
 
 @pytest.mark.parametrize(
