@@ -4,7 +4,7 @@ Four estimates in a row, each one step closer to decoding: uniform anchors on th
 the anchors that decoding would visit on that text; uniform anchors on the target's own text; decoding itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class GapCounts:
         anchors = _uniform(first, len(text), num_draft_tokens, seed)
         self.uniform_on_own += accepted_at(pair, torch.cat(answer.states), text, anchors, num_draft_tokens)
 
-    def analysis(self, true_length: float, trained: float | None) -> dict[str, Any]:
+    def analysis(self, true_length: float, trained: float | None) -> dict[str, float | None]:
         """Put estimated and true acceptance lengths side by side.
 
         Args:
@@ -58,16 +58,15 @@ class GapCounts:
             trained: What training estimated on held-out samples at this checkpoint, if known.
 
         Returns:
-            Acceptance lengths, bonus token counted, and one sentence per step; a figure without text is None.
+            Acceptance lengths, bonus token counted; a figure without text is None.
         """
-        lengths = {
+        return {
             "estimated_in_training": trained,
             "uniform_anchors_on_data": _mean_length(self.uniform_on_data),
             "decode_anchors_on_data": _mean_length(self.walk_on_data),
             "uniform_anchors_on_own_text": _mean_length(self.uniform_on_own),
             "true": true_length,
         }
-        return {**lengths, "steps": _sentences(lengths)}
 
 
 def accepted_at(
@@ -128,16 +127,16 @@ def _mean_length(counts: Sequence[int]) -> float | None:
     return round(float(np.mean(counts)) + 1.0, 4) if counts else None
 
 
-def _sentences(lengths: dict[str, float | None]) -> list[str]:
+def gap_steps(lengths: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """Say what each step of the analysis changes, and by how much: rows of before, after and change."""
     steps = (
-        ("estimated_in_training", "uniform_anchors_on_data", "fresh states instead of the store's, these prompts"),
-        ("uniform_anchors_on_data", "decode_anchors_on_data", "the anchors that decoding visits, after each rejection"),
+        ("estimated_in_training", "uniform_anchors_on_data", "fresh states instead of the store's; these prompts"),
+        ("uniform_anchors_on_data", "decode_anchors_on_data", "anchors that decoding visits: after each rejection"),
         ("decode_anchors_on_data", "true", "the target's own text instead of the data's"),
-        ("uniform_anchors_on_own_text", "true", "on its own text, the anchors that decoding visits"),
+        ("uniform_anchors_on_own_text", "true", "on its own text: anchors that decoding visits"),
     )
-    sentences = []
-    for before, after, what in steps:
-        first, second = lengths[before], lengths[after]
-        if first is not None and second is not None:
-            sentences.append(f"{first:.2f} -> {second:.2f} ({second - first:+.2f}): {what}")
-    return sentences
+    return [
+        {"before": first, "after": second, "change": what}
+        for before, after, what in steps
+        if (first := lengths[before]) is not None and (second := lengths[after]) is not None
+    ]

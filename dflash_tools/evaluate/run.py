@@ -16,7 +16,7 @@ from dflash_tools.evaluate.question import ask, load_prompt_tokenizer
 from dflash_tools.evaluate.session import batches_are_exact
 from dflash_tools.evaluate.subject import Subject, open_subject, target_section
 from dflash_tools.evaluate.summary import find_warnings, keep_result, sum_up
-from dflash_tools.evaluate.tables import print_kinds
+from dflash_tools.evaluate.tables import print_tables
 from dflash_tools.target.load import Target, load_target
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def run_evaluation(
     result = sum_up(subject, loaded, question, options, decoded, gaps, batch_size)
     result["warnings"] = find_warnings(subject, loaded, tokenizer, result)
     keep_result(subject, result, options)
-    print_kinds(result)
+    print_tables(result)
     return result
 
 

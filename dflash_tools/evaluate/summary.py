@@ -17,7 +17,7 @@ from dflash_tools.evaluate.figures import (
     divergence,
     speed_figures,
 )
-from dflash_tools.evaluate.gap import GapCounts
+from dflash_tools.evaluate.gap import GapCounts, gap_steps
 from dflash_tools.evaluate.question import Question
 from dflash_tools.evaluate.subject import Subject, differing_copies
 from dflash_tools.printing import plain
@@ -62,6 +62,7 @@ def sum_up(
     different = [one for one in decoded if divergence(one) is not None] if greedy else []
     recomputes = any(one.fast.recomputed for one in decoded)
     length = figures["acceptance_length"]
+    gap = gaps.analysis(length, trained_estimate(subject, options.num_draft_tokens)) if greedy else None
     return {
         "acceptance_length": length,
         "acceptance_interval": bootstrap_interval(decoded),
@@ -69,6 +70,9 @@ def sum_up(
         **speed_figures(decoded),
         "identical": not different if greedy else None,
         "num_different": len(different) if greedy else None,
+        "first_divergence": {"prompt": different[0].prompt.name, **(divergence(different[0]) or {})}
+        if different
+        else None,
         "prompts": question.source,
         "num_prompts": len(decoded),
         "num_new_tokens": sum(len(one.fast.token_ids) for one in decoded),
@@ -83,7 +87,8 @@ def sum_up(
         "max_new_tokens": options.max_new_tokens,
         "batch_size": batch_size,
         "target_cache": "recomputed: recurrent states cannot be cut back" if recomputes else "cropped",
-        "gap": gaps.analysis(length, trained_estimate(subject, options.num_draft_tokens)) if greedy else None,
+        "gap": gap,
+        "gap_steps": gap_steps(gap) if gap else [],
         "by_kind": by_kind(decoded, options.num_draft_tokens),
         "by_context": by_context(decoded, options.num_draft_tokens),
         "by_prompt": by_prompt(decoded, options.num_draft_tokens),

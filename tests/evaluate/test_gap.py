@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode
-from dflash_tools.evaluate.gap import GapCounts, accepted_at, accepted_on_walk
+from dflash_tools.evaluate.gap import GapCounts, accepted_at, accepted_on_walk, gap_steps
 from dflash_tools.evaluate.prompts import Prompt
 
 
@@ -38,6 +38,6 @@ def test_every_text_is_tried_and_missing_ones_are_none(pair):
     assert len(counts.uniform_on_own) == 32
     analysis = counts.analysis(1.5, 2.0)
     assert analysis["true"] == 1.5
-    assert analysis["steps"][0].startswith("2.00 -> ")
+    assert gap_steps(analysis)[0]["before"] == 2.0
     assert GapCounts().analysis(1.5, None)["uniform_anchors_on_data"] is None
-    assert GapCounts().analysis(1.5, None)["steps"] == []
+    assert gap_steps(GapCounts().analysis(1.5, None)) == []

@@ -20,6 +20,7 @@ def held_out(run_dir):
 def test_the_result_has_the_promised_keys_and_consistent_figures(held_out):
     assert held_out["identical"] is True
     assert held_out["num_different"] == 0
+    assert held_out["first_divergence"] is None
     assert math.isclose(held_out["acceptance_length"], 1 + held_out["accepted_draft_tokens"], abs_tol=0.01)
     assert math.isclose(sum(held_out["acceptance_by_position"]), held_out["accepted_draft_tokens"], abs_tol=0.01)
     assert len(held_out["acceptance_by_position"]) == held_out["num_draft_tokens"] == 5
@@ -40,7 +41,8 @@ def test_the_gap_is_shown_from_training_to_decoding(held_out):
     assert gap["estimated_in_training"] == 1.01
     assert gap["true"] == held_out["acceptance_length"]
     assert all(gap[key] >= 1.0 for key in ("uniform_anchors_on_data", "decode_anchors_on_data"))
-    assert len(gap["steps"]) >= 3
+    assert held_out["gap_steps"][0]["before"] == 1.01
+    assert len(held_out["gap_steps"]) == 4
 
 
 def test_the_result_is_kept_in_the_run_folder(held_out, run_dir):
