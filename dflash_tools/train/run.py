@@ -18,9 +18,10 @@ from dflash_tools.train.resume import ResumePoint, find_resume_point
 from dflash_tools.train.run_log import RunLog, read_evaluations
 from dflash_tools.train.saver import CheckpointSaver
 from dflash_tools.train.setup import Setup, library_versions, make_learner, make_setup, make_state, make_work
+from dflash_tools.train.step import Learner
 from dflash_tools.train.stores import open_samples
 from dflash_tools.train.summary import summarise_run
-from dflash_tools.train.work import probe_largest_batch
+from dflash_tools.train.work import Work, probe_largest_batch
 from dflash_tools.train.world import OneProcess, Threads, choose_device, join_world
 
 
@@ -66,8 +67,10 @@ def run_training(
             refuse_used_folder(run_dir)
         point = find_resume_point(run_dir) if resume else None
         setup = make_setup(config, samples, device, world, point, run_dir, config_dir)
-        attempt = _begin(setup, run_dir, resume=resume)
-        return _train(setup, run_dir, attempt)
+        with Threads(setup.threads):
+            learner, work = make_learner(setup), make_work(setup)
+            attempt = _begin(setup, run_dir, resume=resume)
+            return _train(setup, learner, work, run_dir, attempt)
     finally:
         world.close()
 
@@ -99,11 +102,8 @@ def _begin(setup: Setup, run_dir: Path, *, resume: bool) -> int:
     return len(attempts)
 
 
-def _train(setup: Setup, run_dir: Path, attempt: int) -> dict[str, Any]:
+def _train(setup: Setup, learner: Learner, work: Work, run_dir: Path, attempt: int) -> dict[str, Any]:
     with ExitStack() as stack:
-        stack.enter_context(Threads(setup.threads))
-        evaluated = _is_evaluated(run_dir, setup.point)
-        learner, work = make_learner(setup), make_work(setup)
         first = setup.world.rank == 0
         progress = TrainProgress(setup.plan.num_steps, done=setup.first_step, silent=not first)
         for problem in setup.point.problems if setup.point else ():
@@ -121,7 +121,7 @@ def _train(setup: Setup, run_dir: Path, attempt: int) -> dict[str, Any]:
             make_state(setup, attempt),
             outputs=_open_outputs(stack, setup, run_dir, progress) if first else None,
             progress=stack.enter_context(progress),
-            evaluated=evaluated,
+            evaluated=_is_evaluated(run_dir, setup.point),
         )
         loop.run()
     return summarise_run(run_dir, loop.state, num_parameters=learner.num_parameters) if first else {}

@@ -16,18 +16,19 @@ from dflash_tools.contracts.plan import BatchPlan
 from dflash_tools.contracts.record import TrainState
 from dflash_tools.drafter.config import DrafterConfig, resolve_decay_gamma, resolve_drafter
 from dflash_tools.drafter.frozen import FrozenTarget
+from dflash_tools.drafter.loss import Objective
 from dflash_tools.drafter.model import AttentionPath, DFlashDrafter, resolve_attention
+from dflash_tools.drafter.released import initial_weights
 from dflash_tools.errors import StoreError
 from dflash_tools.train.average import AveragedWeights
 from dflash_tools.train.batch import BatchReader
 from dflash_tools.train.checkpoint import load_checkpoint
-from dflash_tools.train.initial import check_initial, load_initial
 from dflash_tools.train.optimizer import DrafterOptimizer
 from dflash_tools.train.records import Composition
 from dflash_tools.train.requests import batch_costs, evaluation_requests
 from dflash_tools.train.resume import ResumePoint, check_extension, check_same_run, settings_of
 from dflash_tools.train.step import Learner
-from dflash_tools.train.stores import Samples, anchors_of_rows, plan_training
+from dflash_tools.train.stores import Samples, anchors_of_rows, plan_training, require_last_hidden
 from dflash_tools.train.work import Work
 from dflash_tools.train.world import World, choose_threads
 
@@ -45,6 +46,7 @@ class Setup:
         init_from: Folder of the drafter that a fresh start begins with; None = fresh weights.
         device: Where this rank computes.
         attention: Attention path of the drafter.
+        objective: What is minimised.
         threads: CPU threads of this process.
         plan: Every batch of the run.
         settings: What changes the numbers besides plan, stores and drafter.
@@ -58,6 +60,7 @@ class Setup:
     init_from: Path | None
     device: torch.device
     attention: AttentionPath
+    objective: Objective
     threads: int
     plan: BatchPlan
     settings: dict[str, Any]
@@ -82,12 +85,14 @@ def make_setup(
     """Decide everything before step 0.
 
     Raises:
-        ConfigError: If the drafter or the plan cannot be made of these settings, or the drafter to start from does not
-            fit.
-        StoreError: If the store's target folder is unreadable.
+        ConfigError: If the drafter or the plan cannot be made of these settings.
+        StoreError: If the store's target folder is unreadable, or lacks what the loss needs.
         ResumeError: If the checkpoint belongs to another run.
     """
     drafter = _resolve_drafter(config, samples)
+    objective = Objective(type=config.loss.type, dpace_alpha=config.loss.dpace_alpha)
+    if objective.needs_teacher:
+        require_last_hidden(samples, config.loss.type)
     attention = resolve_attention(config.hardware.attention, device)
     gamma = resolve_decay_gamma(config.loss.loss_decay_gamma, drafter.block_size)
     settings = settings_of(config, gamma=gamma, attention=attention, device_type=device.type)
@@ -95,7 +100,6 @@ def make_setup(
     if point is None:
         if config.drafter.init_from is not None:
             init_from = resolve_path(config.drafter.init_from, config_dir)
-            check_initial(init_from, drafter)
         plan = plan_training(samples, config)
         threads = choose_threads(config.hardware.threads)
     else:
@@ -116,6 +120,7 @@ def make_setup(
         init_from=init_from,
         device=device,
         attention=attention,
+        objective=objective,
         threads=threads,
         plan=plan,
         settings=settings,
@@ -128,14 +133,14 @@ def make_learner(setup: Setup) -> Learner:
     """Make drafter and optimizer: fresh from the seed, from another drafter, or as the checkpoint has them.
 
     Raises:
-        ConfigError: If the tensors of the drafter to start from do not fit, or the optimizer is not installed.
+        ConfigError: If the drafter to start from is of another shape, or the optimizer is not installed.
     """
     settings = setup.config.optimizer
     model = DFlashDrafter(setup.drafter)
     if setup.init_from is None:
         model.init_weights(setup.config.plan.seed)
     else:
-        model.load_state_dict(load_initial(setup.init_from, setup.drafter))
+        model.load_state_dict(initial_weights(setup.init_from, setup.drafter))
     model.to(setup.device)
     for parameter in model.parameters():
         # Different machines may draw different bits; the first rank's weights are everybody's.
@@ -147,6 +152,8 @@ def make_learner(setup: Setup) -> Learner:
         FrozenTarget.load(setup.samples.stores[0].path / "target", device=setup.device, dtype=dtype),
         attention=setup.attention,
         averages=None if settings.ema_decay is None else AveragedWeights(model, settings.ema_decay),
+        objective=setup.objective,
+        last_hidden_is_normed=setup.samples.stores[0].manifest.last_hidden_state == "post_norm",
         max_grad_norm=settings.max_grad_norm,
         world=setup.world,
     )
@@ -165,6 +172,7 @@ def make_work(setup: Setup) -> Work:
         columns=drafter.columns_of(samples.stores[0].manifest.target_layer_ids),
         gamma=resolve_decay_gamma(config.loss.loss_decay_gamma, drafter.block_size),
         seed=config.plan.seed,
+        with_last_hidden=setup.objective.needs_teacher,
         pin_memory=setup.device.type == "cuda",
     )
     return Work(

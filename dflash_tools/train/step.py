@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dflash_tools.drafter.distill import teacher_rows
 from dflash_tools.drafter.frozen import FrozenTarget
-from dflash_tools.drafter.loss import LossSums, block_loss
+from dflash_tools.drafter.loss import CROSS_ENTROPY, LossSums, Objective, block_loss
 from dflash_tools.drafter.model import AttentionPath, DFlashDrafter
 from dflash_tools.train.average import AveragedWeights
 from dflash_tools.train.batch import Batch
@@ -46,6 +47,8 @@ class Learner:
         frozen: FrozenTarget,
         *,
         averages: AveragedWeights | None,
+        objective: Objective,
+        last_hidden_is_normed: bool,
         attention: AttentionPath,
         max_grad_norm: float,
         world: World,
@@ -56,6 +59,8 @@ class Learner:
         self.world = world
         self._averages = averages
         self._frozen = frozen
+        self._objective = objective
+        self._last_hidden_is_normed = last_hidden_is_normed
         self._attention = attention
         self._max_grad_norm = max_grad_norm
         parameters = list(trainable_parameters(model).values())
@@ -112,17 +117,22 @@ class Learner:
         if len(batch.blocks) == 0:
             return
         batch = batch.to(self.device)
-        sums = self._forward(batch)
+        sums = self._forward(batch, self._objective)
         sums.weighted_sum.backward()  # type: ignore[no-untyped-call]
         row.copy_(figures_row(sums, batch.blocks))
 
     @torch.no_grad()
     def measure(self, batch: Batch, row: Tensor) -> None:
-        """Compute the figures of one batch; nothing of the training state is touched."""
+        """Compute the figures of one batch; nothing of the training state is touched.
+
+        The loss is the one that is trained, but for D-PACE, whose weights follow the drafter: cross-entropy with fixed
+        weights stands for it.
+        """
         if len(batch.blocks) == 0:
             return
         batch = batch.to(self.device)
-        row.copy_(figures_row(self._forward(batch), batch.blocks))
+        objective = CROSS_ENTROPY if self._objective.type == "dpace" else self._objective
+        row.copy_(figures_row(self._forward(batch, objective), batch.blocks))
 
     def probe(self, batch: Batch) -> None:
         """Run forward and backward of a batch for its memory alone; the gradient is dropped."""
@@ -158,9 +168,14 @@ class Learner:
         gradient.zero_()
         return Update(grad_norm=grad_norm, skipped=not finite)
 
-    def _forward(self, batch: Batch) -> LossSums:
+    def _forward(self, batch: Batch, objective: Objective) -> LossSums:
         hidden_ASH = self.model(batch.context, batch.blocks, self._frozen.embedding_VH, self._attention)
-        return block_loss(hidden_ASH, batch.blocks, self._frozen.head)
+        teacher_NH = None
+        if objective.needs_teacher and batch.last_hidden_TH is not None:
+            teacher_NH = teacher_rows(
+                batch.last_hidden_TH, batch.context, batch.blocks, self._frozen, normed=self._last_hidden_is_normed
+            )
+        return block_loss(hidden_ASH, batch.blocks, self._frozen.head, objective, teacher_NH)
 
 
 def name_batches(batches: Sequence[int], table: Tensor, sample_ids: Sequence[Sequence[str]]) -> str:

@@ -102,6 +102,26 @@ def anchors_of_rows(samples: Samples, config: TrainConfig) -> NDArray[np.int64]:
     return counts
 
 
+def require_last_hidden(samples: Samples, loss_type: str) -> None:
+    """Check that every store keeps the target's last hidden state, all of them in the same form.
+
+    Raises:
+        StoreError: If one does not.
+    """
+    forms = [store.manifest.last_hidden_state for store in samples.stores]
+    for store, form in zip(samples.stores, forms, strict=True):
+        if form is None:
+            raise StoreError(
+                f'{store.path}: loss.type = "{loss_type}" needs the last hidden state, which this store does not keep; '
+                'extract with target.store_last_hidden_state = true, or use "ce" or "dpace"'
+            )
+        if form != forms[0]:
+            raise StoreError(
+                f"{store.path} keeps the last hidden state {form}, {samples.stores[0].path} {forms[0]}; "
+                "train on stores of one kind"
+            )
+
+
 def _columns_of(store: Store) -> StoreColumns:
     index = store.index
     return StoreColumns(
