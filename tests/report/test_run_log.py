@@ -42,7 +42,7 @@ def test_every_field_of_a_record_is_a_column(tmp_path, records):
         )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(cut=st.integers(0, 10_000))
 def test_a_log_cut_anywhere_gives_its_whole_lines_and_a_note(tmp_path, records, cut):
     """LG-07: the last line may be half written while the run goes on."""
