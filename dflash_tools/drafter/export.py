@@ -147,6 +147,8 @@ def export_drafter(
     unfinished.mkdir(parents=True)
     (unfinished / CONFIG_FILE).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, unfinished / TENSOR_FILE, metadata={"format": "pt"})
+    # safetensors makes its file for the owner alone; whoever may read the config may serve the drafter.
+    (unfinished / TENSOR_FILE).chmod((unfinished / CONFIG_FILE).stat().st_mode & 0o777)
     if card:
         (unfinished / "README.md").write_text(card, encoding="utf-8")
     warnings = _require_sound(unfinished)

@@ -1,6 +1,7 @@
 """``export``: write the checkpoint of a run in a layout that serving engines load, and say how to serve it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from dflash_tools.drafter.export import Provenance, export_drafter
 from dflash_tools.drafter.serving import serving_commands
 from dflash_tools.errors import ConfigError
 from dflash_tools.evaluate.push import push_export
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def export_run(
@@ -28,7 +31,8 @@ def export_run(
         layout: ``zlab`` (SGLang, vLLM, llama.cpp, z-lab's package) or ``speculators`` (vLLM).
 
     Returns:
-        Where the export lies, its size, what it belongs to, and one serving command per engine.
+        Where the export lies, its size, what it belongs to, and the serving command of each engine: ``serve_sglang``,
+        ``serve_vllm``, ``serve_llama_cpp``.
 
     Raises:
         ConfigError: If the layout is unknown, the folder is used, or the drafter would not serve.
@@ -67,7 +71,7 @@ def export_run(
         "target_layer_ids": list(config.target_layer_ids),
         "warnings": warnings,
         "pushed": push_export(out, push_to) if push_to else None,
-        "commands": commands,
+        **{f"serve_{engine.replace('.', '_')}": command for engine, command in commands.items()},
     }
 
 
@@ -82,6 +86,10 @@ def _layout(name: str) -> Layout:
 def _served_target(card: RunCard) -> str:
     # Engines know hub ids and folders, not installed Python packages.
     return "TARGET" if card.target.model.startswith("package:") else card.target.model
+
+
+def _is_hub_id(model: str) -> bool:
+    return HUB_ID.fullmatch(model) is not None and not Path(model).exists()
 
 
 def _measured(run: Path, step: int) -> list[dict[str, Any]]:
@@ -108,6 +116,7 @@ def _card(
         "---",
         "library_name: transformers",
         "tags: [speculative-decoding, dflash]",
+        *([f"base_model: {target.model}"] if _is_hub_id(target.model) else []),
         "---",
         f"# {out.name}",
         "",

@@ -145,6 +145,7 @@ def test_only_the_drafters_own_tensors_are_written_in_bfloat16(drafter, tmp_path
         assert sorted(file.keys()) == sorted(tensor_shapes(CONFIG.to_dict()))
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
 
 
 @pytest.mark.parametrize("layout", ["zlab", "speculators"])

@@ -123,7 +123,7 @@ def test_the_card_names_target_data_template_and_measurement(run_dir, held_out, 
     card = (tmp_path / "out" / "README.md").read_text()
     assert target.identity.model in card
     assert f"Acceptance length {held_out['acceptance_length']:.2f}" in card
-    assert all(command in card for command in summary["commands"].values())
+    assert all(summary[f"serve_{engine}"] in card for engine in ("sglang", "vllm", "llama_cpp"))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "README.md",
         "config.json",
