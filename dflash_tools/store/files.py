@@ -32,17 +32,12 @@ def write_file(path: Path, buffers: Iterable[Buffer]) -> int:
     temp = path.with_name(path.name + TEMP_SUFFIX)
     size = 0
     try:
-        with temp.open("wb", buffering=0) as file, ThreadPoolExecutor(max_workers=1) as pool:
-            pushed: Future[None] | None = None
+        with temp.open("wb", buffering=0) as file, _Pusher(file.fileno()) as pusher:
             for batch in _batches(buffers):
-                if pushed is not None and pushed.done():
-                    pushed.result()  # an error of the disk shows here, once
-                    pushed = None
                 size += _write_all(file.fileno(), batch)
-                if pushed is None and size >= _BATCH_BYTES:
-                    pushed = pool.submit(os.fdatasync, file.fileno())
-            if pushed is not None:
-                pushed.result()
+                if size >= _BATCH_BYTES:
+                    pusher.push()
+            pusher.wait()
             os.fsync(file.fileno())
         temp.rename(path)
     except BaseException:
@@ -50,6 +45,33 @@ def write_file(path: Path, buffers: Iterable[Buffer]) -> int:
         raise
     sync_folder(path.parent)
     return size
+
+
+class _Pusher:
+    """Pushes what was written so far to the disk, in a thread of its own that small files never start."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._pool = ThreadPoolExecutor(max_workers=1)  # starts its thread at the first task
+        self._pushed: Future[None] | None = None
+
+    def __enter__(self) -> "_Pusher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def push(self) -> None:
+        """Begin to push, unless the disk is still busy with the last time; its error is raised here, once."""
+        if self._pushed is None or self._pushed.done():
+            self.wait()
+            self._pushed = self._pool.submit(os.fdatasync, self._descriptor)
+
+    def wait(self) -> None:
+        """Wait for the last push."""
+        if self._pushed is not None:
+            self._pushed.result()
+            self._pushed = None
 
 
 def checksum_of_bytes(content: Buffer) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dflash_tools.contracts.manifest import Codec
 from dflash_tools.store.arrays import BLOSC_BLOCK_BYTES, CRC_BYTES
+from dflash_tools.store.bf16 import all_finite
 from dflash_tools.store.files import Buffer
 
 INDEX_ENTRY_BYTES = 16
@@ -35,6 +36,14 @@ def encode_plain(data: NDArray[Any]) -> list[Buffer]:
     """A chunk under ``bytes, crc32c``: little-endian values and their CRC."""
     flat = as_bytes(data)
     return [flat, crc_bytes(flat)]
+
+
+class NonFiniteStates(Exception):
+    """A sample holds infinite or NaN bfloat16 bits; ``position`` is its place among the samples given."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"sample {position} holds infinite or NaN values")
+        self.position = position
 
 
 class ShardEncoder:
@@ -66,11 +75,19 @@ class ShardEncoder:
         self._digest = hashlib.sha256()
 
     def __iter__(self) -> Iterator[Buffer]:
+        """Make the buffers of the file; chunks of uint16 are bfloat16 bits, and looked at while they are in the cache.
+
+        Raises:
+            NonFiniteStates: At the first infinite or NaN value.
+        """
         index = np.full((self._num_chunks, 2), MISSING, dtype="<u8")
         offset = 0
-        for sample, start in zip(self._samples, self._starts, strict=True):
+        for position, (sample, start) in enumerate(zip(self._samples, self._starts, strict=True)):
             for first in range(0, len(sample), self._chunk_tokens):
-                payload = _encode_chunk(sample[first : first + self._chunk_tokens], self._chunk_tokens, self._codec)
+                rows = sample[first : first + self._chunk_tokens]
+                if rows.dtype == np.uint16 and not all_finite(rows):
+                    raise NonFiniteStates(position)
+                payload = _encode_chunk(rows, self._chunk_tokens, self._codec)
                 crc = crc_bytes(payload)
                 self._digest.update(crc)
                 index[(start + first) // self._chunk_tokens] = offset, len(payload) + CRC_BYTES

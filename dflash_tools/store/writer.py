@@ -30,7 +30,7 @@ from dflash_tools.store.fp8 import encode_fp8, measure_error, relative_errors
 from dflash_tools.store.index import index_fingerprint, read_index, rows_by_shard
 from dflash_tools.store.lock import LOCK_NAME
 from dflash_tools.store.manifest_file import MANIFEST_NAME, write_manifest
-from dflash_tools.store.shard import ShardEncoder, encode_plain
+from dflash_tools.store.shard import NonFiniteStates, ShardEncoder, encode_plain
 
 
 class StoreWriter:
@@ -144,10 +144,12 @@ class StoreWriter:
         """
         samples = self.samples_of(bucket_id, shard_id)
         self._check_lengths(samples, hidden_states, "hidden_states")
-        self._check_finite(samples, hidden_states, "hidden_states")
         columns: dict[str, Sequence[NDArray[Any]]] = {"hidden_states": hidden_states}
         fp8_error = None
         if self.shape.hidden_states_dtype == "fp8":
+            for position, states in enumerate(hidden_states):
+                if not all_finite(states):
+                    raise _refusal(samples, position, states, "hidden_states")
             encoded = [encode_fp8(states) for states in hidden_states]
             fp8_error = measure_error(hidden_states, encoded)
             columns = {"hidden_states": [bits for bits, _ in encoded], "hidden_scales": [s for _, s in encoded]}
@@ -155,7 +157,6 @@ class StoreWriter:
             if last_hidden_states is None:
                 raise ValueError("this store keeps the last hidden state, none was given")
             self._check_lengths(samples, last_hidden_states, "last_hidden_state")
-            self._check_finite(samples, last_hidden_states, "last_hidden_state")
             columns["last_hidden_state"] = last_hidden_states
         files = {}
         for spec in TOKEN_ARRAYS:
@@ -260,14 +261,18 @@ class StoreWriter:
                     f"{spec.name}: got {values.dtype} rows of shape {values.shape[1:]}, "
                     f"expected {spec.dtype} rows of shape {spec.row_shape}"
                 )
+        samples = self.samples_of(bucket_id, shard_id)
         encoder = ShardEncoder(
             columns,
-            self._starts(self.samples_of(bucket_id, shard_id), bucket_id, shard_id),
+            self._starts(samples, bucket_id, shard_id),
             chunk_tokens=bucket.chunk_tokens,
             shard_tokens=bucket.shard_tokens,
             codec=spec.codec,
         )
-        size = write_file(self.store / spec.file_name(bucket_id, shard_id), encoder)
+        try:
+            size = write_file(self.store / spec.file_name(bucket_id, shard_id), encoder)
+        except NonFiniteStates as error:
+            raise _refusal(samples, error.position, columns[error.position], spec.name) from None
         return size, encoder.checksum()
 
     def _starts(self, samples: pl.DataFrame, bucket_id: int, shard_id: int) -> list[int]:
@@ -280,14 +285,12 @@ class StoreWriter:
         if given != samples["num_tokens"].to_list():
             raise ValueError(f"{name}: lengths {given} are not those of the index {samples['num_tokens'].to_list()}")
 
-    @staticmethod
-    def _check_finite(samples: pl.DataFrame, columns: Sequence[NDArray[np.uint16]], name: str) -> None:
-        for sample_id, values in zip(samples["sample_id"].to_list(), columns, strict=True):
-            if not all_finite(values):
-                raise StoreError(
-                    f"sample {sample_id}: {name} holds infinite or NaN values{_hurt_layers(values)}, which a store "
-                    "never keeps. Run the target in bfloat16 or float32, or drop the sample from the data"
-                )
+
+def _refusal(samples: pl.DataFrame, position: int, states: NDArray[np.uint16], name: str) -> StoreError:
+    return StoreError(
+        f"sample {samples['sample_id'][position]}: {name} holds infinite or NaN values{_hurt_layers(states)}, which a "
+        "store never keeps. Run the target in bfloat16 or float32, or drop the sample from the data"
+    )
 
 
 def _hurt_layers(values: NDArray[np.uint16]) -> str:

@@ -76,6 +76,13 @@ class Case:
         """Useful bytes of a turn."""
         return self.raw.nbytes
 
+    def clear(self) -> None:
+        """Remove what earlier turns wrote, so that each writes new files, as an extraction does."""
+        for pattern in ("raw.bin", "*.safetensors", "zarr/c/**/0", "*/shards/*.json", "*/buckets/0/hidden_states/c.*"):
+            for path in self.folder.glob(pattern):
+                if path.is_file():
+                    path.unlink()
+
     def write_raw(self) -> None:
         with (self.folder / "raw.bin").open("wb", buffering=0) as file:
             view = memoryview(self.raw.reshape(-1).view(np.uint8))
@@ -119,13 +126,16 @@ def main() -> None:
         }
         names = list(turns)
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-        for repetition in range(arguments.repetitions):
-            shift = repetition % len(names)
-            for name in names[shift:] + names[:shift]:
+        generator = np.random.default_rng(0)
+        for _ in range(arguments.repetitions):
+            for name in generator.permutation(names):
+                case.clear()
                 os.sync()
                 wall, cpu = time.perf_counter(), time.process_time()
                 turns[name]()
                 seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+        for codec in ("none", "lossless"):
+            case.write_store(codec)
         stored = sum(p.stat().st_size for p in (folder / "none" / "buckets").rglob("c.*"))
         compressed = sum(p.stat().st_size for p in (folder / "lossless" / "buckets").rglob("c.*"))
     finally:

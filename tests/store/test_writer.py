@@ -108,6 +108,19 @@ def test_infinite_and_nan_states_are_refused_with_the_sample_named(tmp_path, val
         writer.write_shard(1, 0, states)
 
 
+@pytest.mark.parametrize("options", [{"last_hidden_state": True}, {"hidden_states_dtype": "fp8"}])
+def test_no_kind_of_state_may_be_infinite(tmp_path, options):
+    path = make_store(tmp_path / "S", **OPTIONS, **options)
+    writer = writer_of(path)
+    states, last = states_of(writer, 0, 0)
+    hurt = last if "last_hidden_state" in options else states
+    hurt[1][0] = 0x7F80
+    before = digest(path)
+    with pytest.raises(StoreError, match=writer.samples_of(0, 0)["sample_id"][1]):
+        writer.write_shard(0, 0, states, last)
+    assert digest(path) == before  # and no temp file
+
+
 def test_states_of_another_shape_or_length_are_refused(tmp_path):
     path = make_store(tmp_path / "S", **OPTIONS)
     writer = writer_of(path)
