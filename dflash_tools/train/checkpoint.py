@@ -51,11 +51,14 @@ class Snapshot:
 
 def take_snapshot(state: TrainState, drafter: dict[str, Tensor], optimizer: dict[str, Tensor]) -> Snapshot:
     """Copy tensors to CPU memory that nothing else writes to; returns after the copy is complete."""
-    return Snapshot(
+    snapshot = Snapshot(
         state=state,
         drafter={name: _copy(tensor) for name, tensor in drafter.items()},
         optimizer={name: _copy(tensor) for name, tensor in optimizer.items()},
     )
+    for device in {tensor.device for tensor in (*drafter.values(), *optimizer.values()) if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
+    return snapshot
 
 
 def write_checkpoint(run_dir: Path, snapshot: Snapshot) -> Path:
@@ -145,7 +148,9 @@ def remove_unfinished(run_dir: Path) -> list[Path]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+    # Page-locked memory takes copies from a GPU several times faster, and torch keeps it for the next snapshot.
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
 
 
 def _refuse_non_finite(run_dir: Path, snapshot: Snapshot) -> None:

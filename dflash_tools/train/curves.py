@@ -14,22 +14,28 @@ from dflash_tools.contracts.record import EvaluationRecord, StepRecord
 from dflash_tools.contracts.run_folder import TENSORBOARD_DIR
 
 MAX_POINTS = 5000
-"""Most points of a curve: with about ten curves a run of any length stays under some 5 MB."""
+"""Most points of a curve: with six buckets there are some twenty curves, so a run of any length stays under 10 MB."""
 
 _LAYOUT = {
     "training": {
         "loss": ["Multiline", ["train/loss", "held_out/loss"]],
         "acceptance length": ["Multiline", ["train/acceptance_length", "held_out/acceptance_length"]],
         "accuracy by slot (held out)": ["Multiline", ["held_out/accuracy_slot_.*"]],
-        "loss by bucket (held out)": ["Multiline", ["held_out/loss_bucket_.*"]],
+    },
+    "by bucket": {
+        "loss": ["Multiline", ["train/loss_bucket_.*"]],
+        "loss (held out)": ["Multiline", ["held_out/loss_bucket_.*"]],
+        "acceptance length (held out)": ["Multiline", ["held_out/acceptance_length_bucket_.*"]],
     },
     "composition": {
+        "tokens by bucket": ["Multiline", ["composition/tokens_bucket_.*"]],
         "padding efficiency": ["Multiline", ["composition/padding_efficiency"]],
         "anchors per step": ["Multiline", ["composition/num_anchors"]],
     },
     "timing": {
         "tokens per second": ["Multiline", ["timing/tokens_per_second"]],
         "share of time waiting for data": ["Multiline", ["timing/data_wait_share"]],
+        "seconds held up by checkpoints": ["Multiline", ["timing/checkpoint_seconds"]],
     },
 }
 
@@ -74,7 +80,15 @@ class Curves:
             "composition/num_anchors": record.num_anchors,
             "timing/tokens_per_second": record.tokens_per_second,
             "timing/data_wait_share": record.data_wait_seconds / seconds if seconds else 0.0,
+            "timing/checkpoint_seconds": record.checkpoint_seconds,
         }
+        for bucket_id in sorted({batch.bucket_id for batch in record.batches}):
+            batches = [batch for batch in record.batches if batch.bucket_id == bucket_id]
+            weight = sum(batch.label_weight for batch in batches)
+            scalars[f"composition/tokens_bucket_{bucket_id}"] = sum(batch.num_tokens for batch in batches)
+            if weight:
+                loss_sum = sum(batch.loss * batch.label_weight for batch in batches)
+                scalars[f"train/loss_bucket_{bucket_id}"] = loss_sum / weight
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, at)
 
@@ -82,7 +96,9 @@ class Curves:
         """Draw one held-out evaluation."""
         scalars = {"held_out/loss": record.loss, "held_out/acceptance_length": record.acceptance_length}
         scalars |= {f"held_out/accuracy_slot_{k}": a for k, a in enumerate(record.accuracy_by_slot, start=1)}
-        scalars |= {f"held_out/loss_bucket_{b.bucket_id}": b.loss for b in record.by_bucket}
+        for bucket in record.by_bucket:
+            scalars[f"held_out/loss_bucket_{bucket.bucket_id}"] = bucket.loss
+            scalars[f"held_out/acceptance_length_bucket_{bucket.bucket_id}"] = bucket.acceptance_length
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, record.step)
 

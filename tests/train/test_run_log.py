@@ -1,10 +1,12 @@
 import json
+import re
 import warnings
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dflash_tools.contracts.record import BucketEvaluation, EvaluationRecord, StepRecord
+from dflash_tools.contracts.record import BatchRecord, BucketEvaluation, EvaluationRecord, StepRecord
+from dflash_tools.train import curves as curves_module
 from dflash_tools.train.curves import Curves
 from dflash_tools.train.run_log import RunLog, read_evaluations, read_steps
 
@@ -58,12 +60,16 @@ def test_half_a_line_of_a_killed_process_is_cut_off_before_the_next_is_written(t
     assert [json.loads(line)["step"] for line in lines] == [0, 1]
 
 
-def read_curves(run_dir):
+def read_events(run_dir):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
         events.Reload()
-    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+
+
+def read_curves(run_dir):
+    return {tag: [event.step for event in events] for tag, events in read_events(run_dir).items()}
 
 
 def test_curves_do_not_fold_back_after_a_restart(tmp_path):
@@ -79,6 +85,26 @@ def test_curves_do_not_fold_back_after_a_restart(tmp_path):
     assert found["train/loss"] == list(range(1, 21))
     assert found["held_out/loss"] == [5, 10, 15, 20]
     assert found["held_out/accuracy_slot_1"] == [5, 10, 15, 20]
+
+
+def test_every_curve_of_the_prepared_layout_exists_and_losses_are_pooled_by_bucket(tmp_path):
+    batches = tuple(
+        BatchRecord(
+            batch=i, bucket_id=bucket_id, rank=0, batch_size=1, min_tokens=5, mean_tokens=5.0, max_tokens=5,
+            num_tokens=5, num_padded_tokens=5, num_supervised_tokens=4, num_anchors=2, num_slots=6,
+            num_truncated_blocks=0, label_weight=weight, loss=loss, acceptance_length=1.0,
+        )
+        for i, (bucket_id, weight, loss) in enumerate([(0, 1.0, 4.0), (1, 2.0, 3.0), (0, 3.0, 2.0), (2, 0.0, 0.0)])
+    )  # fmt: skip
+    with Curves(tmp_path, from_step=0, num_steps=1) as curves:
+        curves.write_step(make_step(0).model_copy(update={"batches": batches}))
+        curves.write_evaluation(make_evaluation(1))
+    values = read_events(tmp_path)
+    patterns = [pattern for charts in curves_module._LAYOUT.values() for _, tags in charts.values() for pattern in tags]
+    assert all(any(re.fullmatch(pattern, tag) for tag in values) for pattern in patterns)
+    assert values["train/loss_bucket_0"][0].value == 2.5
+    assert values["composition/tokens_bucket_0"][0].value == 10
+    assert "train/loss_bucket_2" not in values
 
 
 def test_event_files_are_bounded_whatever_the_number_of_steps(tmp_path):
