@@ -14,6 +14,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from dflash_tools.data.marks import TYPED
+from dflash_tools.data.template import Span
 from dflash_tools.data.turns import MarkedText
 
 # A prefix of this many characters per wanted token is tokenised before the rest of a long text is looked at.
@@ -88,16 +89,20 @@ class TextEncoder:
                 results.append(self._encode_long(pieces, spans))
         return results
 
-    def _encode_long(self, pieces: list[_Piece], spans: Sequence[tuple[int, int]]) -> Encoded:
+    def _encode_long(self, pieces: list[_Piece], spans: Sequence[Span]) -> Encoded:
+        encodings, is_cut = self._encode_up_to(pieces, self.max_tokens)
+        return self._assemble(pieces, encodings, spans, is_cut=is_cut)
+
+    def _encode_up_to(self, pieces: list[_Piece], wanted: int) -> tuple[list[tokenizers.Encoding], bool]:
+        """Tokenise pieces until there are more than ``wanted`` tokens; tell whether something is left out."""
         encodings: list[tokenizers.Encoding] = []
-        num_tokens = 0
         for piece in pieces:
-            encoding, is_cut = self._encode_prefix(piece, self.max_tokens - num_tokens)
+            encoding, is_cut = self._encode_prefix(piece, wanted)
             encodings.append(encoding)
-            num_tokens += len(encoding.ids) - self._num_lead_ids(piece)
-            if is_cut or num_tokens > self.max_tokens:
-                return self._assemble(pieces, encodings, spans, is_cut=True)
-        return self._assemble(pieces, encodings, spans, is_cut=False)
+            wanted -= len(encoding.ids) - self._num_lead_ids(piece)
+            if is_cut or wanted < 0:
+                return encodings, True
+        return encodings, False
 
     def _encode_prefix(self, piece: _Piece, wanted: int) -> tuple[tokenizers.Encoding, bool]:
         """Tokenise as much of a piece as ``wanted`` tokens need; tell whether something is left out."""
@@ -110,10 +115,20 @@ class TextEncoder:
             length *= 4
         return self._tokenizer.encode(text, add_special_tokens=False), False
 
-    def count_tokens(self, text: str) -> int:
-        """Count tokens up to ``max_tokens``; a longer text counts one more, and is not tokenised to its end."""
-        encoded = self.encode_many([MarkedText(text, ())])[0]
-        return len(encoded.input_ids) + encoded.is_cut
+    def reach(self, text: str, max_tokens: int) -> int | None:
+        """Find how many characters of a text, TYPED marks included, its first tokens take; None = all of them."""
+        pieces, _ = _cut(MarkedText(text, ()))
+        encodings, is_cut = self._encode_up_to(pieces, max_tokens)
+        if not is_cut:
+            return None
+        for piece, encoding in zip(pieces, encodings, strict=False):
+            lead = self._num_lead_ids(piece)
+            if len(encoding.ids) - lead > max_tokens:
+                end = piece.start + encoding.offsets[max_tokens + lead][0] - (1 if lead else 0)
+                marks = (match.start() for match in re.finditer(TYPED, text))
+                return end + sum(at - number < end for number, at in enumerate(marks))
+            max_tokens -= len(encoding.ids) - lead
+        raise AssertionError("some piece holds the last token")
 
     def fills(self, text: str) -> bool:
         """Tell whether a text alone has at least ``max_tokens`` tokens; a short one is not even tokenised."""
@@ -132,7 +147,7 @@ class TextEncoder:
         self,
         pieces: list[_Piece],
         encodings: list[tokenizers.Encoding],
-        spans: Sequence[tuple[int, int]],
+        spans: Sequence[Span],
         *,
         is_cut: bool,
     ) -> Encoded:
@@ -165,7 +180,7 @@ def _count_tokens(encoding: tokenizers.Encoding, end: int, length: int) -> int:
     return behind + (before == behind)
 
 
-def _cut(marked: MarkedText) -> tuple[list[_Piece], list[tuple[int, int]]]:
+def _cut(marked: MarkedText) -> tuple[list[_Piece], list[Span]]:
     """Cut a text at span starts and TYPED marks; remove the marks and move the spans."""
     text, spans = marked.text, list(marked.spans)
     cuts = {start for start, _ in spans}

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 256
 CHUNK_BYTES = 4 << 20
-# Starting processes takes about a second: it pays from this much work on.
-BYTES_FOR_PROCESSES = 16 << 20
+# Starting processes takes a second or two: it pays from this much work on.
+BYTES_FOR_PROCESSES = 64 << 20
 
 Row = tuple[ResolvedSource, str, RawRow]
 

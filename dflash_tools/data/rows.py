@@ -138,8 +138,8 @@ class RowReader:
             raise RowError("empty", "the text is empty")
         pieces = [text]
         if self._data.too_long == "split":
-            affixes = len(self._encoder.prefix_ids) + len(self._encoder.suffix_ids)
-            pieces = split_text(text, self._data.max_tokens - affixes, self._encoder.count_tokens)
+            room = self._data.max_tokens - len(self._encoder.prefix_ids) - len(self._encoder.suffix_ids)
+            pieces = list(split_text(text, room, lambda piece: self._encoder.reach(piece, room)))
             if len(pieces) > 1:
                 notes.add("split")
         return [MarkedText(piece, ((0, len(piece)),)) for piece in pieces]
