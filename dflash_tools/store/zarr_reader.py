@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.core.buffer.cpu import NDBuffer
+from zarr.buffer.cpu import NDBuffer
 
 from dflash_tools.store import commit
 from dflash_tools.store.arrays import ArraySpec, bucket_folder

@@ -16,6 +16,7 @@ from make_store import LENGTHS, make_states, make_store, sample_id
 
 from dflash_tools.errors import StoreError
 from dflash_tools.store import direct, open_store
+from dflash_tools.store.shard import MISSING, crc_bytes, decode_index
 
 KINDS = {
     "none": {},
@@ -229,6 +230,44 @@ def test_a_flipped_bit_in_compressed_data_is_found_before_decoding(tmp_path):
     shard.write_bytes(content)
     with pytest.raises(StoreError, match="fails its checksum"):
         read_all(path, "direct")
+
+
+@pytest.mark.parametrize("codec", ["none", "lossless"])
+def test_the_index_is_followed_wherever_chunks_lie(tmp_path, codec):
+    """Another writer may order the chunks of a shard as it likes."""
+    path = make_store(tmp_path / "S", codec=codec, target=False)
+    expected = read_all(path, "direct")
+    bucket = open_store(path).manifest.buckets[1]
+    num_chunks = bucket.shard_tokens // bucket.chunk_tokens
+    file = path / "buckets/1/hidden_states/c.0.0.0"
+    content = np.fromfile(file, dtype=np.uint8)
+    index = decode_index(content[-(16 * num_chunks + 4) :]).copy()
+    pieces, offset = [], 0
+    for chunk in np.random.default_rng(0).permutation(num_chunks):
+        start, size = (int(value) for value in index[chunk])
+        if start == int(MISSING):
+            continue
+        pieces.append(content[start : start + size].tobytes())
+        index[chunk, 0] = offset
+        offset += size
+    table = index.astype("<u8").tobytes()
+    file.write_bytes(b"".join(pieces) + table + crc_bytes(table))
+    for reader in ("direct", "zarr"):
+        for found, sample in zip(read_all(path, reader), expected, strict=True):
+            assert np.array_equal(found.hidden_states, sample.hidden_states)
+
+
+def test_a_chunk_that_was_never_written_is_an_error(fresh):
+    bucket = open_store(fresh).manifest.buckets[1]
+    num_chunks = bucket.shard_tokens // bucket.chunk_tokens
+    file = fresh / "buckets/1/hidden_states/c.0.0.0"
+    content = file.read_bytes()
+    index = np.frombuffer(content[-(16 * num_chunks + 4) : -4], dtype="<u8").reshape(-1, 2).copy()
+    index[1] = MISSING
+    table = index.tobytes()
+    file.write_bytes(content[: -len(table) - 4] + table + crc_bytes(table))
+    with pytest.raises(StoreError, match=r"bucket 1, shard 0, .*chunk 1 was never written"):
+        read_all(fresh, "direct")
 
 
 def test_a_chunk_is_checked_once_per_process(fresh, monkeypatch):
