@@ -175,4 +175,4 @@ def open_store(path: str | Path, *, reader: Literal["direct", "zarr"] = "direct"
         return Store(folder, manifest, index, DirectReader(folder, manifest.buckets))
     from dflash_tools.store.zarr_reader import ZarrReader  # zarr loads only here
 
-    return Store(folder, manifest, index, ZarrReader(folder))
+    return Store(folder, manifest, index, ZarrReader(folder, manifest.buckets))

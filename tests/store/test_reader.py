@@ -257,7 +257,8 @@ def test_the_index_is_followed_wherever_chunks_lie(tmp_path, codec):
             assert np.array_equal(found.hidden_states, sample.hidden_states)
 
 
-def test_a_chunk_that_was_never_written_is_an_error(fresh):
+@pytest.mark.parametrize("reader", ["direct", "zarr"])
+def test_a_chunk_that_was_never_written_is_an_error(fresh, reader):
     bucket = open_store(fresh).manifest.buckets[1]
     num_chunks = bucket.shard_tokens // bucket.chunk_tokens
     file = fresh / "buckets/1/hidden_states/c.0.0.0"
@@ -267,7 +268,7 @@ def test_a_chunk_that_was_never_written_is_an_error(fresh):
     table = index.tobytes()
     file.write_bytes(content[: -len(table) - 4] + table + crc_bytes(table))
     with pytest.raises(StoreError, match=r"bucket 1, shard 0, .*chunk 1 was never written"):
-        read_all(fresh, "direct")
+        read_all(fresh, reader)
 
 
 def test_a_chunk_is_checked_once_per_process(fresh, monkeypatch):
