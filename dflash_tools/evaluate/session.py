@@ -54,6 +54,7 @@ class TargetSession:
         self._sequences: list[list[int]] = []  # what each sequence holds
         self._mask_BC = torch.empty(0)  # columns of the cache that a sequence may see
         self._cache: Any = _new_cache(target)
+        self._arguments = inspect.signature(target.model.forward).parameters
         self.recomputes = False
 
     @property
@@ -130,19 +131,18 @@ class TargetSession:
     def _run(self, ids: Sequence[Sequence[int]], starts: Sequence[int], wanted: Tensor) -> tuple[Tensor, Tensor]:
         """Run the model; gives logits at the ``wanted`` tokens of the pass, and states of all: (B, T, K, H)."""
         device, num_new = self._target.device, len(ids[0])
-        accepted = inspect.signature(self._target.model.forward).parameters
         # transformers 5.24 renamed the argument.
-        cache_name = "cache" if "cache" in accepted else "past_key_values"
+        cache_name = "cache" if "cache" in self._arguments else "past_key_values"
         options: dict[str, Any] = {cache_name: self._cache, "use_cache": self._cache is not None}
         if min(self.lengths) < self._mask_BC.shape[1]:  # without gaps the model's own mask and positions are right
             positions_B1 = torch.tensor(starts, device=device)[:, None]
             options["position_ids"] = positions_B1 + torch.arange(num_new, device=device)
             options["attention_mask"] = self._mask_BC.long()
-        if "logits_to_keep" in accepted:
+        if "logits_to_keep" in self._arguments:
             options["logits_to_keep"] = wanted
         with Capture(self._target, self._layer_ids) as capture:
             logits = self._target.model(input_ids=torch.tensor(ids, device=device), **options).logits
-        if "logits_to_keep" not in accepted:
+        if "logits_to_keep" not in self._arguments:
             logits = logits[:, wanted]
         shape = (len(ids), num_new, 0, 0)
         states_BTKH = capture.states_BTKH if self._layer_ids else torch.empty(shape, device=device)

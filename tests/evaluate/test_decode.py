@@ -165,3 +165,33 @@ def test_rows_that_accept_unequally_keep_their_own_tokens(target, pair):
     for prompt, answer in zip(PROMPTS[:2], decoded, strict=True):
         assert answer.token_ids == answers[tuple(prompt)][:40]
     assert [len(answer.cycles) for answer in decoded] == [7, 39]
+
+
+@pytest.mark.slow
+def test_the_sampling_loop_keeps_the_targets_distribution(tmp_path, make_drafter):
+    """Chi-square over the third token of 3,000 answers, against all ways to reach it under the target alone."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=5, num_hidden_layers=5, initializer_range=0.6, **sizes)).save_pretrained(
+        tmp_path
+    )
+    target = load_target(TargetSection(model=str(tmp_path), dtype="float32", device="cpu"))
+    pair = Pair.of(target, make_drafter(hidden_size=16, vocab_size=5, mask_token_id=4, initializer_range=0.6))
+    prompt, temperature = [0, 1, 2, 3], 0.9
+    with torch.inference_mode():
+        texts = torch.tensor([[*prompt, first, second] for first in range(5) for second in range(5)])
+        probs = (target.model(texts).logits / temperature).softmax(-1)
+    number = torch.arange(25)
+    reach = probs[number, 3, number // 5] * probs[number, 4, number % 5]
+    expected = (reach[:, None] * probs[:, 5]).sum(0).double()
+    options = replace(OPTIONS, max_new_tokens=3, num_draft_tokens=3, temperature=temperature)
+    counts, cycles = torch.zeros(5, dtype=torch.double), 0
+    for seed in range(3000):
+        answer = decode_speculative(pair, prompt, replace(options, seed=seed))
+        counts[answer.token_ids[2]] += 1
+        cycles += len(answer.cycles)
+    assert cycles < 6000  # drafts were accepted
+    chi_square = float(((counts - 3000 * expected) ** 2 / (3000 * expected)).sum())
+    assert chi_square < 18.5  # 4 degrees of freedom: passed once in a thousand times
