@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_tools.drafter.checkpoint_file import OWN_BLOCK, CheckpointFile, LayerIdConvention
-from dflash_tools.drafter.checkpoint_view import formula_layer_ids, rope_thetas
+from dflash_tools.drafter.checkpoint_view import formula_layer_ids, rope_thetas, speculators_layers
 from dflash_tools.drafter.finding import Finding, fault_unless, warn_unless
 from dflash_tools.drafter.reread import reread_differences
 
@@ -40,8 +40,8 @@ def check_config(file: CheckpointFile, view: Mapping[str, Any], convention: Laye
         *_mask_token(file, view),
         *_layer_ids(file, view, convention),
         *_sizes(layers, view),
-        *_rope(layers),
-        *_layer_types(file, layers, view),
+        *_rope(file, layers),
+        *_layer_types(layers, view),
         *_attention(file, layers),
         *_rest(file, layers, view),
     ]
@@ -51,7 +51,7 @@ def layer_config(file: CheckpointFile) -> dict[str, Any]:
     """The part of a config that transformers reads as a Qwen3 config."""
     if file.layout == "zlab":
         return file.config
-    return {"model_type": "qwen3", **(file.config.get("transformer_layer_config") or {})}
+    return speculators_layers(file.config)
 
 
 def attention_is_plain(overrides: Mapping[str, Any], layer_types: Sequence[str]) -> bool:
@@ -161,10 +161,10 @@ def _sizes(layers: Mapping[str, Any], view: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
-def _rope(layers: Mapping[str, Any]) -> list[Finding]:
+def _rope(file: CheckpointFile, layers: Mapping[str, Any]) -> list[Finding]:
     thetas = rope_thetas(layers)
     found = ", ".join(f"{key} = {theta:g}" for key, theta in thetas.items()) or "nowhere"
-    both = "rope_theta" in thetas and "rope_parameters.rope_theta" in thetas
+    both = file.layout == "speculators" or {"rope_theta", "rope_parameters.rope_theta"} <= thetas.keys()
     parts = [layers.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
     kinds = {str(part.get("rope_type", part.get("type", "default"))) for part in parts if part}
     extra = [key for part in parts for key in part if key.startswith("mrope") or key == "partial_rotary_factor"]
@@ -181,10 +181,8 @@ def _rope(layers: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
-def _layer_types(file: CheckpointFile, layers: Mapping[str, Any], view: Mapping[str, Any]) -> list[Finding]:
+def _layer_types(layers: Mapping[str, Any], view: Mapping[str, Any]) -> list[Finding]:
     rule, types, depth = "layer_types names every layer", layers.get("layer_types"), view.get("num_hidden_layers")
-    if types is None and file.layout == "speculators":
-        return [fault_unless(True, rule, "not stated: all full_attention")]
     known = isinstance(types, list) and set(types) <= {"full_attention", "sliding_attention"}
     findings = [fault_unless(known and len(types or ()) == depth, rule, types, f"{depth} entries")]
     if "sliding_attention" in (types or ()):

@@ -105,20 +105,24 @@ def _flatten_zlab(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flatten_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
-    from transformers import Qwen3Config
-
-    layers = config.get("transformer_layer_config") or {}
-    # speculators writes only what differs from the defaults of transformers, so the defaults are part of the file.
-    view = {**Qwen3Config(**layers).to_dict(), **layers}
-    view.pop("target_layer_ids", None)
+    view = speculators_layers(config)
     for key in ("block_size", "mask_token_id"):
         if config.get(key) is not None:
             view[key] = config[key]
     if config.get("aux_hidden_state_layer_ids") is not None:
         view["target_layer_ids"] = config["aux_hidden_state_layer_ids"]
     view["architectures"] = config.get("architectures")
-    view["dtype"] = config.get("dtype") or config.get("torch_dtype") or layers.get("dtype")
+    view["dtype"] = config.get("dtype") or config.get("torch_dtype") or view.get("dtype")
     return view
+
+
+def speculators_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read ``transformer_layer_config``; speculators writes only what differs from transformers' defaults."""
+    from transformers import Qwen3Config
+
+    stated = {"model_type": "qwen3", **(config.get("transformer_layer_config") or {})}
+    defaults = Qwen3Config(**{key: value for key, value in stated.items() if key != "model_type"}).to_dict()
+    return {**defaults, **stated}
 
 
 def formula_layer_ids(depth: int, count: int) -> tuple[int, ...]:

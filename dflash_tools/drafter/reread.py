@@ -10,7 +10,7 @@ from dflash_tools.drafter.checkpoint_view import rope_thetas
 
 # Compared apart: transformers gathers every statement of the rotary base in rope_parameters.
 _ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
-_NOT_COMPARED = (*_ROPE_KEYS, "architectures", "auto_map", "transformers_version")
+_NOT_COMPARED = (*_ROPE_KEYS, "architectures", "auto_map", "transformers_version", "_name_or_path")
 
 
 def reread_differences(written: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import torch
 from independent_reader import Reader
 from published_drafters import qwen3_8b, qwen35_35b_a3b, qwen36_27b, write_released
 from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoConfig, Qwen3Config
 
 from dflash_tools.contracts.manifest import DataIdentity, TargetIdentity, TokenizerIdentity
@@ -168,6 +169,55 @@ def test_the_speculators_layout_counts_layers_as_vllm_does_and_says_so(drafter, 
     with pytest.raises(ConfigError, match="--layer-ids-are zlab"):
         load_drafter(folder)
     assert load_drafter(folder, layer_ids_are="vllm", num_target_layers=6)[0] == CONFIG
+
+
+def test_a_speculators_checkpoint_with_defaults_left_out_and_copies_of_the_target_loads(tmp_path):
+    """As speculators saves it: only what differs from transformers' defaults, nested rope, embedding, head and maps."""
+    config = DrafterConfig.from_dict({**CONFIG.to_dict(), "head_dim": 128, "num_key_value_heads": 4})
+    model = DFlashDrafter(config)
+    model.init_weights(seed=1)
+    state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    extra = {
+        "embed_tokens.weight": torch.zeros(64, 32, dtype=torch.bfloat16),
+        "lm_head.weight": torch.zeros(64, 32, dtype=torch.bfloat16),
+        "t2d": torch.ones(64, dtype=torch.bool),
+        "d2t": torch.zeros(64, dtype=torch.int64),
+    }
+    layers = Qwen3Config(
+        hidden_size=32,
+        vocab_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=7,
+        use_sliding_window=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    ).to_diff_dict()
+    layers.pop("head_dim")  # older versions of transformers leave defaults out
+    assert "rope_theta" not in layers
+    written = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "speculators_version": "0.9.0",
+        "transformer_layer_config": layers,
+        "draft_vocab_size": 64,
+        "block_size": 4,
+        "aux_hidden_state_layer_ids": [1, 3, 4],
+        "mask_token_id": 63,
+        "sliding_window_non_causal": False,
+        "dtype": "bfloat16",
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    save_file(state | extra, tmp_path / "model.safetensors")
+    assert [str(one) for one in check_folder(tmp_path, layer_ids_are="vllm") if not one.ok or one.warning] == []
+    loaded_config, loaded = load_drafter(tmp_path, layer_ids_are="vllm", num_target_layers=6)
+    assert loaded_config == config
+    assert torch.equal(drafts(loaded.float())[1], drafts(model.to(torch.bfloat16).float())[1])
 
 
 def drafts(model, seed=0):
