@@ -246,7 +246,7 @@ def step_records(batches: pl.DataFrame, config: TrainConfig, fault: np.ndarray) 
                 step=step,
                 attempt=1,
                 epoch=rows.item(0, "epoch"),
-                loss=sum(batch.loss * batch.label_weight for batch in made) / weight,
+                loss=sum(batch.loss * batch.label_weight for batch in made) / (weight or 1.0),
                 label_weight=weight,
                 accuracy_by_slot=(0.4 + 0.2 * progress, 0.3 + 0.2 * progress, 0.2 + 0.2 * progress),
                 count_by_slot=(300, 280, 260),
