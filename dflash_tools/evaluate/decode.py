@@ -123,7 +123,7 @@ class _Row:
     pending: Tensor  # captured states that the drafter has not seen
     cache: DrafterCache = field(default_factory=DrafterCache)
     cycles: list[Cycle] = field(default_factory=list)
-    states: list[Tensor] = field(default_factory=list)
+    states: list[Tensor] | None = None  # all of them, if they are to be returned
 
 
 def decode(
@@ -150,6 +150,9 @@ def decode(
     first = session.prefill(prompts)
     started = _now(target)
     rows = [_first_row(logits, states, options) for logits, states in zip(first.logits_BTV, first.states, strict=True)]
+    if keep_states:
+        for row in rows:
+            row.states = [row.pending]
     active = _remaining(session, rows, options)
     while active:
         _cycle(target, session, active, options, pair)
@@ -162,7 +165,7 @@ def decode(
             gaps=row.gaps[:limit],
             cycles=row.cycles,
             decode_seconds=seconds,
-            states=row.states if keep_states else [],
+            states=row.states or [],
             recomputed=session.recomputes,
         )
         for row in rows
@@ -172,7 +175,7 @@ def decode(
 def _first_row(logits_1V: Tensor, states_TKH: Tensor, options: DecodeOptions) -> _Row:
     generator = torch.Generator().manual_seed(options.seed)
     token = _choose(logits_1V[0], options, generator)
-    return _Row(generator, [token], _gaps(logits_1V), pending=states_TKH, states=[states_TKH])
+    return _Row(generator, [token], _gaps(logits_1V), pending=states_TKH)
 
 
 def _remaining(session: TargetSession, rows: list[_Row], options: DecodeOptions) -> list[_Row]:
@@ -201,7 +204,8 @@ def _cycle(target: Target, session: TargetSession, rows: list[_Row], options: De
     target_seconds = (_now(target) - before) / len(rows)
     for number, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):
         row.pending = verified.states[number][: verdict.num_accepted + 1]
-        row.states.append(row.pending)
+        if row.states is not None:
+            row.states.append(row.pending)
         accepted = draft.token_ids[: verdict.num_accepted].tolist()
         gained = _until_stop([*accepted, verdict.next_token], options)
         row.gaps += _gaps(verified.logits_BTV[number])[: len(gained)]
