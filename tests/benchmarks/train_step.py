@@ -24,7 +24,7 @@ from dflash_tools.drafter.anchors import draw_anchors
 from dflash_tools.drafter.blocks import Blocks, Context, build_blocks, build_context
 from dflash_tools.drafter.config import DrafterConfig
 from dflash_tools.drafter.frozen import Head
-from dflash_tools.drafter.loss import block_loss
+from dflash_tools.drafter.loss import CHUNK_ROWS, block_loss
 from dflash_tools.drafter.model import AttentionPath, DFlashDrafter, resolve_attention
 
 
@@ -134,15 +134,17 @@ def products_of(config: DrafterConfig, context: Context, blocks: Blocks) -> list
         Product(slots, hidden, config.intermediate_size),
         Product(slots, config.intermediate_size, hidden),
     ]
+    # The head in chunks, as the step does it: products of all rows at once are slower for want of cache.
+    head = [min(CHUNK_ROWS, blocks.num_slots - first) for first in range(0, blocks.num_slots, CHUNK_ROWS)]
     return [
         Product(tokens, hidden * len(config.target_layer_ids), hidden, needs_input_gradient=False),
         *layer * config.num_hidden_layers,
-        Product(blocks.num_slots, hidden, config.vocab_size, needs_weight_gradient=False),
+        *(Product(rows, hidden, config.vocab_size, needs_weight_gradient=False) for rows in head),
     ]
 
 
 def make_floor(products: list[Product], device: torch.device) -> Callable[[], None]:
-    """Prepare the operands of every product; those of one shape share memory only within a layer."""
+    """Prepare the operands of every product."""
     operands = []
     for product in products:
         x = torch.randn(product.rows, product.inputs, dtype=torch.bfloat16, device=device)
