@@ -7,7 +7,6 @@ from dflash_tools.errors import StoreError
 from dflash_tools.extract.ingest import DROPPED_NAME
 from dflash_tools.extract.job import Job
 from dflash_tools.extract.prepare import PREPARING_NAME, prepare
-from dflash_tools.extract.ranks import RANKS_NAME
 from dflash_tools.extract.record import (
     RECORD_NAME,
     ExtractionRecord,
@@ -33,7 +32,6 @@ OWN_NAMES = {
     MANIFEST_NAME,
     METADATA_NAME,
     PREPARING_NAME,
-    RANKS_NAME,
     RECORDS_FOLDER,
     RECORD_NAME,
     "memory.json",

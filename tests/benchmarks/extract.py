@@ -38,7 +38,7 @@ from dflash_tools.target.load import load_target
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import tiny_models
 
-TOKEN_BUDGET = 2048
+TOKEN_BUDGET = 512  # small, so that a short run has several shards
 
 
 def save_target(folder: Path) -> Path:
@@ -76,7 +76,7 @@ def make_writer(store: Path, shape: StoreShape, num_tokens: int) -> StoreWriter:
         bytes_per_token=shape.bytes_per_token,
         codec=shape.codec,
         forward_token_budget=TOKEN_BUDGET,
-        shard_bytes=4096 * shape.bytes_per_token,
+        shard_bytes=768 * shape.bytes_per_token,
     )
     names = [f"{i:032x}" for i in range(len(counts))]
     index = pl.DataFrame(

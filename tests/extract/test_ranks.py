@@ -1,4 +1,5 @@
 import os
+import time
 
 import pytest
 from hypothesis import given
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 from dflash_tools.errors import ConfigError, StoreError
 from dflash_tools.extract.progress import Progress
-from dflash_tools.extract.ranks import is_alive, rank_lock, share_of, wait_for_others
+from dflash_tools.extract.ranks import is_alive, rank_lock, remove_signs, share_of, wait_for_others, wait_for_record
 from dflash_tools.extract.world import World, choose_threads, read_world
 
 
@@ -30,30 +31,62 @@ def test_every_shard_belongs_to_exactly_one_process(num_shards, world_size):
 
 
 def test_a_process_lives_while_it_holds_its_lock(tmp_path):
-    assert not is_alive(tmp_path, 1)
-    with rank_lock(tmp_path, 1):
-        assert is_alive(tmp_path, 1)
-    assert not is_alive(tmp_path, 1)
+    assert not is_alive(tmp_path / "store", 1)
+    with rank_lock(tmp_path / "store", 1):
+        assert is_alive(tmp_path / "store", 1)
+    assert not is_alive(tmp_path / "store", 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_process_is_not_taken_for_a_living_one(tmp_path):
     child = os.fork()
     if child == 0:
-        rank_lock(tmp_path, 1).__enter__()
+        lock = rank_lock(tmp_path / "store", 1)
+        lock.__enter__()
         os._exit(0)  # without releasing: the lock file stays
     os.waitpid(child, 0)
-    assert (tmp_path / "ranks" / "1" / "extract.lock").exists()
-    assert not is_alive(tmp_path, 1)
+    assert (tmp_path / "store.ranks" / "1" / "extract.lock").exists()
+    assert not is_alive(tmp_path / "store", 1)
 
 
 def test_the_first_process_waits_until_the_others_are_through(tmp_path):
-    wait_for_others(Writer(tmp_path, {(0, 0), (0, 1)}), [(0, 0), (0, 1)], World(0, 2), Progress(1, silent=True))
+    wait_for_others(
+        Writer(tmp_path / "store", {(0, 0), (0, 1)}), [(0, 0), (0, 1)], World(0, 2), Progress(1, silent=True)
+    )
+
+
+def test_the_others_stop_if_the_first_process_is_gone_before_the_store_is_prepared(tmp_path, monkeypatch):
+    monkeypatch.setattr("dflash_tools.extract.ranks.START_SECONDS", 0.0)
+    tmp_path.joinpath("store").mkdir()
+    with pytest.raises(StoreError, match="the first process ended before the store was prepared"):
+        wait_for_record(tmp_path / "store")
+
+
+def test_a_killed_process_that_nobody_waited_for_is_dead(tmp_path):
+    child = os.fork()
+    if child == 0:
+        lock = rank_lock(tmp_path / "store", 1)
+        lock.__enter__()
+        os._exit(0)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "store.ranks").exists() or is_alive(tmp_path / "store", 1):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.waitpid(child, 0)
+
+
+def test_signs_of_killed_processes_are_removed(tmp_path):
+    lock = tmp_path / "store.ranks" / "3" / "extract.lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("{}")
+    remove_signs(tmp_path / "store")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_ended_with_shards_to_go_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("dflash_tools.extract.ranks.START_SECONDS", 0.0)
     with pytest.raises(StoreError, match="process 1 of 2 ended with 1 shards to go; run the same command again"):
-        wait_for_others(Writer(tmp_path, {(0, 0)}), [(0, 0), (0, 1)], World(0, 2), Progress(1, silent=True))
+        wait_for_others(Writer(tmp_path / "store", {(0, 0)}), [(0, 0), (0, 1)], World(0, 2), Progress(1, silent=True))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ PROGRAM = Path(__file__).parents[1] / "small_extraction.py"
 
 
 def run_program(folder, *cases):
-    """Run and kill extractions in processes of their own; returns exit codes by case."""
+    """Run and kill extractions in processes of their own; returns exit codes by case, and stderr."""
     result = subprocess.run(
         [sys.executable, PROGRAM, folder / "extract.toml", folder, *cases],
         capture_output=True,
@@ -30,14 +30,14 @@ def run_program(folder, *cases):
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return json.loads(result.stdout), result.stderr
 
 
 def check_cases(folder, read_all, *cases):
-    codes = run_program(folder, *cases)
+    codes, errors = run_program(folder, *cases)
     reference = read_all(folder / "reference")
     for case in cases:
-        assert codes[case][-1] == 0, (case, codes[case])
+        assert codes[case][-1] == 0, (case, codes[case], errors)
         assert read_all(folder / case) == reference, case
     return codes
 
