@@ -1,6 +1,8 @@
 """One raw row -> samples, or the reason why there are none."""
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -69,6 +71,10 @@ class RowReader:
 
     def read_many(self, rows: Sequence[tuple[RawRow, str]]) -> list[RowOutcome]:
         """Read rows, each with its source's ``loss_on``."""
+        with _no_collection():
+            return self._read_many(rows)
+
+    def _read_many(self, rows: Sequence[tuple[RawRow, str]]) -> list[RowOutcome]:
         drafts = [self._draft(row, loss_on) for row, loss_on in rows]
         texts = [text for draft in drafts for text in draft.texts]
         encoded = iter(self._encoder.encode_many(texts))
@@ -203,6 +209,18 @@ class RowReader:
         return Encoded(
             ids[:limit].astype(np.int32), np.ones(min(len(ids), limit), np.uint8), text.is_cut or len(ids) > limit
         )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let no garbage collection run: rows make many small objects and no cycles; looking for some took a fifth more."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _key(samples: list[TokenSample]) -> int:

@@ -77,4 +77,4 @@ def sample_id(input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8], occurr
 
 def has_supervised_pair(loss_mask: NDArray[np.uint8]) -> bool:
     """Tell whether two supervised tokens follow each other: an anchor, and a token to draft. Shape: (num_tokens,)."""
-    return bool((loss_mask[1:] & loss_mask[:-1]).any())
+    return b"\1\1" in loss_mask.tobytes()

@@ -1,6 +1,5 @@
 """Rendering and tokenising in several processes; results come back in order, and few chunks are under way at a time."""
 
-import gc
 import multiprocessing
 import os
 import signal
@@ -70,7 +69,6 @@ def _start(reader: RowReader) -> None:
     _reader = reader
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    gc.freeze()  # what is there now stays; collections need not look at it again and again
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
