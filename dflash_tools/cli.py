@@ -7,16 +7,23 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from dflash_tools import __version__
-from dflash_tools.errors import Interrupted, UserError
+from dflash_tools.cli_options import (
+    CheckpointOption,
+    ConfigArgument,
+    JsonOption,
+    LayerIdsOption,
+    SetOption,
+    StoreOption,
+    StoresOption,
+)
+from dflash_tools.cli_report import report_app
+from dflash_tools.errors import ConfigError, Interrupted, UserError
 from dflash_tools.printing import print_json, print_summary
-
-if TYPE_CHECKING:
-    from dflash_tools.report import Report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,27 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train DFlash drafters for speculative decoding from cached hidden states.",
 )
-report_app = typer.Typer(no_args_is_help=True, help="Analyse batch composition: a store, a plan, a run, or several.")
 app.add_typer(report_app, name="report")
-
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file, e.g. pipelines/demo/train.toml.")]
-StoreOption = Annotated[Path, typer.Option("--store", metavar="STORE", help="Folder of the store.")]
-StoresOption = Annotated[
-    list[Path], typer.Option("--store", metavar="STORE", help="Folder of a store; repeat it to use several.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the config, e.g. plan.seed=1."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Also write report.html, report.md and the tables.")
-]
-LayerIdsOption = Annotated[
-    Literal["zlab", "vllm"] | None,
-    typer.Option(help="Convention of the layer ids where the file cannot tell: zlab or vllm."),
-]
-CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, latest, or a number of steps.")]
 
 
 @app.command()
@@ -105,7 +92,7 @@ def train(
     settings = load_config(config, TrainConfig, overrides or ())  # before torch loads: a typo shows at once
     from dflash_tools.train.run import run_training
 
-    summary = run_training(settings, stores, run, resume=resume, dry_run=dry_run)
+    summary = run_training(settings, stores, run, resume=resume, dry_run=dry_run, config_dir=config.parent)
     if summary:  # under torchrun only the first process has one
         print_summary(summary, json_output)
 
@@ -190,6 +177,64 @@ def check(
 
 
 @app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder of the cache.")],
+    layout: Annotated[
+        Literal["speculators", "specforge", "modelopt"], typer.Option("--from", help="The tool that wrote it.")
+    ],
+    store: StoreOption,
+    target: Annotated[str, typer.Option(help="The cached target: folder, hub id, or package:NAME.")],
+    target_layer_ids: Annotated[str, typer.Option(metavar="IDS", help="Cached layers in their order, e.g. 1,9,17.")],
+    layer_ids_are: LayerIdsOption = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of the target.")] = None,
+    gguf_file: Annotated[str | None, typer.Option(help="GGUF file of the target.")] = None,
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="The target ran in it.")
+    ] = "bfloat16",
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the target.")] = False,
+    keep_last_hidden_state: Annotated[
+        bool, typer.Option("--keep-last-hidden-state", help="Keep it, for distillation.")
+    ] = False,
+    last_hidden_state_is: Annotated[
+        Literal["pre_norm", "post_norm"] | None, typer.Option(help="Before or after the final norm; default by tool.")
+    ] = None,
+    masks: Annotated[Path | None, typer.Option(help="Dataset folder with loss_mask, for speculators.")] = None,
+    loss_on: Annotated[
+        Literal["all"] | None, typer.Option(help="Supervise all tokens of files without a mask.")
+    ] = None,
+    hidden_states_dtype: Annotated[Literal["bfloat16", "fp8"], typer.Option(help="As in extract.toml.")] = "bfloat16",
+    codec: Annotated[Literal["none", "lossless"], typer.Option(help="As in extract.toml.")] = "none",
+    buckets: Annotated[int, typer.Option(min=1, help="Number of length buckets.")] = 6,
+    validation_fraction: Annotated[float, typer.Option(min=0.0, max=0.99, help="Share held out.")] = 0.02,
+    json_output: JsonOption = False,
+) -> None:
+    """Turn the per-sample cache of another tool into a store."""
+    from dflash_tools.convert.run import run_conversion
+
+    summary = run_conversion(
+        source,
+        layout,
+        store,
+        target=target,
+        target_layer_ids=_read_ids(target_layer_ids),
+        layer_ids_are=layer_ids_are,
+        revision=revision,
+        gguf_file=gguf_file,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        keep_last_hidden_state=keep_last_hidden_state,
+        last_hidden_state_is=last_hidden_state_is,
+        masks=masks,
+        loss_on=loss_on,
+        hidden_states_dtype=hidden_states_dtype,
+        codec=codec,
+        buckets=buckets,
+        validation_fraction=validation_fraction,
+    )
+    print_summary(summary, json_output)
+
+
+@app.command()
 def verify(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of the store.")],
     deep: Annotated[bool, typer.Option("--deep", help="Read and check every byte.")] = False,
@@ -222,68 +267,11 @@ def demo(
     print_summary(run_demo(out), json_output)
 
 
-@report_app.command("store")
-def report_store_command(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of the store.")],
-    out: OutOption = None,
-    json_output: JsonOption = False,
-) -> None:
-    """Show what is cached: buckets, lengths, bytes, supervised tokens, dropped rows."""
-    from dflash_tools.report import report_store
-
-    _show_report(report_store(store), out, json_output)
-
-
-@report_app.command("plan")
-def report_plan_command(
-    config: ConfigArgument,
-    stores: StoresOption,
-    overrides: SetOption = None,
-    out: OutOption = None,
-    json_output: JsonOption = False,
-) -> None:
-    """Show what a run would do, from the index alone."""
-    from dflash_tools.config import TrainConfig, load_config
-    from dflash_tools.report import report_plan
-
-    _show_report(report_plan(load_config(config, TrainConfig, overrides or ()), stores), out, json_output)
-
-
-@report_app.command("run")
-def report_run_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, also while it trains.")],
-    out: OutOption = None,
-    json_output: JsonOption = False,
-) -> None:
-    """Show what a run did: the plan joined with the log."""
-    from dflash_tools.report import report_run
-
-    _show_report(report_run(run), out, json_output)
-
-
-@report_app.command("compare")
-def report_compare_command(
-    paths: Annotated[list[Path], typer.Argument(metavar="A B [C]...", help="Run folders or plan files.")],
-    out: OutOption = None,
-    json_output: JsonOption = False,
-) -> None:
-    """Show runs or plans side by side."""
-    from dflash_tools.report import report_compare
-
-    _show_report(report_compare(paths), out, json_output)
-
-
-def _show_report(report: "Report", out: Path | None, as_json: bool) -> None:
-    from dflash_tools.report import print_report, write_report
-
-    if out is not None:
-        write_report(report, out)
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        print_report(report)
-        if out is not None:
-            typer.echo(f"written: {out / 'report.html'}, {out / 'report.md'} and tables as Parquet")
+def _read_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--target-layer-ids {text}: expected layers separated by commas, e.g. 1,9,17") from None
 
 
 def _show_version(value: bool) -> None:

@@ -200,7 +200,8 @@ class DrafterSection(Section):
     initializer_range: Annotated[float, Field(gt=0)] = 0.02
     """Standard deviation of fresh weights."""
     init_from: str | None = None
-    """Start from the weights of an exported or released DFlash checkpoint of the same shape; none = fresh weights."""
+    """Start from the weights of an exported or released DFlash checkpoint; block_size, layer_types, sliding_window and
+    max_position_embeddings may differ. None = fresh weights."""
 
 
 class PlanSettings(Section):
@@ -256,7 +257,7 @@ class OptimizerSection(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 6e-4
     """Peak learning rate of AdamW."""
     muon_learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    """Peak learning rate of Muon."""
+    """Peak learning rate of Muon, scaled so that an update is as large as AdamW's at the same rate; needs torch 2.9."""
     warmup_ratio: Fraction = 0.04
     """Share of the steps with a rising learning rate."""
     lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] = "cosine"

@@ -28,6 +28,7 @@ COMMANDS = {
     },
     "export": {"--out", "--checkpoint", "--format"},
     "check": {"--target"},
+    "convert": {"--from", "--store", "--target", "--target-layer-ids", "--layer-ids-are"},
     "verify": {"--deep"},
     "demo": {"--out"},
 }
