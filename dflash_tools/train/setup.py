@@ -1,12 +1,13 @@
 """Everything that is decided before step 0: device, stores, drafter, plan, and what a resume may differ in."""
 
-import importlib.metadata
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors
 import torch
 
 from dflash_tools import __version__
@@ -31,8 +32,6 @@ from dflash_tools.train.step import Learner
 from dflash_tools.train.stores import Samples, anchors_of_rows, plan_training, require_last_hidden
 from dflash_tools.train.work import Work
 from dflash_tools.train.world import World, choose_threads
-
-_LIBRARIES = ("numpy", "safetensors", "torch")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -215,7 +214,9 @@ def library_versions() -> dict[str, str]:
     return {
         "dflash-tools": __version__,
         "python": ".".join(map(str, sys.version_info[:3])),
-        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+        "numpy": np.__version__,
+        "safetensors": safetensors.__version__,
+        "torch": str(torch.__version__),
     }
 
 
