@@ -175,3 +175,13 @@ def test_the_attention_path_follows_the_device_unless_named():
     assert resolve_attention("dense", torch.device("cuda")) == "dense"
     with pytest.raises(ConfigError, match="needs CUDA"):
         resolve_attention("flex", torch.device("cpu"))
+
+
+def test_recomputed_layers_give_the_same_gradients_to_the_bit():
+    config = make_sliding_config()
+    model, batch = make_drafter(config, dtype=torch.float32), make_batch(config, dtype=torch.float32)
+    gradients = []
+    for recompute in (False, True):
+        hidden = model(batch.context, batch.blocks, batch.embedding_VH, "split", recompute_layers=recompute)
+        gradients.append(torch.autograd.grad(hidden.square().sum(), list(model.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
