@@ -3,7 +3,7 @@ import os
 import pytest
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _no_waiting_for_the_disk():
     """A power cut cannot be tested here, so small files need not wait for the disk."""
     real = os.fsync
