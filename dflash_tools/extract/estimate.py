@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from dflash_tools.contracts.manifest import BucketLayout
 from dflash_tools.errors import StoreError
@@ -114,8 +115,9 @@ def full_disk_explained(store: Path, doing: str) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        if error.errno not in FULL_DISK:
+    except (OSError, SafetensorError) as error:
+        # safetensors gives the system's words, but not its number.
+        if getattr(error, "errno", None) not in FULL_DISK and "No space left" not in str(error):
             raise
         raise StoreError(
             f"{store}: the disk is full while {doing}; {free_bytes(store) / 1e9:.3g} GB are free. Make room and run "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from dflash_tools.config import TargetSection
+from dflash_tools.extract.estimate import full_disk_explained
 from dflash_tools.extract.forward import Forward, read_safe_tokens
 from dflash_tools.extract.job import Job
 from dflash_tools.extract.pipeline import Written, write_shards
@@ -47,7 +48,8 @@ def write_states(
     self_test(target, record.target_layer_ids)
     progress.say(_describe(target, record))
     if write_target:
-        ensure_target_folder(writer.store, target, job.tokenizer)
+        with full_disk_explained(writer.store, "STORE/target is written"):
+            ensure_target_folder(writer.store, target, job.tokenizer)
     forward = Forward(
         target=target,
         layer_ids=record.target_layer_ids,
