@@ -1,6 +1,7 @@
 """The processes of a run: who they are, and sums over all of them."""
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,6 +95,8 @@ def choose_device(setting: str) -> torch.device:
     """
     if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
+    if setting not in {"auto", "cuda"} and not re.fullmatch(r"cuda:\d+", setting):
+        raise ConfigError(f"hardware.device = {setting!r} is not a device; use auto, cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
         raise ConfigError(f"hardware.device = {setting!r}, but this machine has no CUDA device; use auto or cpu")
     index = int(os.environ.get("LOCAL_RANK", "0")) if setting in {"auto", "cuda"} else torch.device(setting).index

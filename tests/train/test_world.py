@@ -201,6 +201,8 @@ def test_a_device_that_is_not_there_is_an_error(monkeypatch):
     assert choose_device("auto") == torch.device("cpu")
     with pytest.raises(ConfigError, match="this machine has no CUDA device; use auto or cpu"):
         choose_device("cuda:1")
+    with pytest.raises(ConfigError, match="is not a device; use auto, cpu"):
+        choose_device("gpu")
 
 
 PROGRAM = """
