@@ -49,7 +49,7 @@ def test_what_was_written_is_read(store_path, reader):
         assert (sample.last_hidden_state is None) == (store.manifest.last_hidden_state is None)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=12),
     codec=st.sampled_from(["none", "lossless"]),

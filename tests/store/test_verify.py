@@ -23,7 +23,12 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return make_store(tmp_path_factory.mktemp("whole") / "S", lengths=[5, 40, 17, 33, 9, 30], shard_bytes=9000)
+    path = tmp_path_factory.mktemp("whole") / "S"
+    options = {"lengths": [5, 40, 17, 33, 9, 30], "shard_bytes": 9000, "target": False}
+    make_store(path, finish=False, **options)
+    (path / "target").mkdir()
+    (path / "target" / "frozen.safetensors").write_bytes(bytes(range(256)) * 20)
+    return make_store(path, **options)
 
 
 def files_of(store: Path) -> list[Path]:

@@ -235,7 +235,7 @@ def check_kills(tmp_path, num_points):
 
 def test_kills_in_mid_write_leave_a_store_that_ends_up_byte_identical(tmp_path):
     """ST-04: a kill falls between a temp file and its fsync, its rename or its commit record."""
-    check_kills(tmp_path, 4)
+    check_kills(tmp_path, 3)
 
 
 @pytest.mark.slow
