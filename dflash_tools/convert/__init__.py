@@ -1,0 +1,1 @@
+"""Caches that other tools wrote, one file a sample, become a store."""
