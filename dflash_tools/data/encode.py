@@ -173,11 +173,15 @@ def _count_tokens(encoding: tokenizers.Encoding, end: int, length: int) -> int:
     """Count the tokens that begin before character ``end`` of a text of ``length`` characters."""
     if end >= length:
         return len(encoding.ids)
-    before, behind = encoding.char_to_token(end - 1), encoding.char_to_token(end)
-    if before is None or behind is None:
-        # Characters that no token holds: white space that was trimmed, or a text tokenised up to here only.
+    last = encoding.char_to_token(end - 1)
+    if last is None:
+        # A character that no token holds: white space that was trimmed, or a text tokenised up to here only.
         return sum(start < end for start, _ in encoding.offsets)
-    return behind + (before == behind)
+    # A character may take several tokens; char_to_token gives the first.
+    count = last + 1
+    while count < len(encoding) and (span := encoding.token_to_chars(count)) is not None and span[0] < end:
+        count += 1
+    return count
 
 
 def _cut(marked: MarkedText) -> tuple[list[_Piece], list[Span]]:
