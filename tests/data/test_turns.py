@@ -86,6 +86,7 @@ def test_two_turns_are_masked_as_serving_would_ask_for_them(family, name):
 @settings(max_examples=15, deadline=None)
 @given(question=words, answer=words)
 def test_what_precedes_a_reply_has_the_ids_of_serving_whatever_the_text(family, name, question, answer):
+    """CT-13, CT-05: the first supervised token is the first one after what serving sends, never one off."""
     tokenizer = family(name)
     outcome = read(tokenizer, {"messages": [user(question), assistant(answer)]})
     if outcome.reason == "too_few_supervised":
