@@ -92,9 +92,11 @@ def resolve_job(source: Path, layout_name: LayoutName, options: Options) -> Job:
     """
     source = source.absolute()
     layout = LAYOUTS[layout_name]
+    convention = check_convention(options.layer_ids_are)
     files, num_others = list_files(source, layout.suffixes)
+    masks = _open_masks(source, layout_name, options)
     target = shape_of_config(read_target_config(options.target))
-    layer_ids = resolve_layer_ids(options.target_layer_ids, options.layer_ids_are, target.num_hidden_layers)
+    layer_ids = resolve_layer_ids(options.target_layer_ids, convention, target.num_hidden_layers)
     tokenizer = load_tokenizer(
         options.target.model,
         revision=options.target.revision,
@@ -102,7 +104,6 @@ def resolve_job(source: Path, layout_name: LayoutName, options: Options) -> Job:
         trust_remote_code=options.target.trust_remote_code,
     )
     identity = tokenizer_identity(tokenizer)
-    masks = _open_masks(source, layout_name, options)
     last_norm = (options.last_hidden_state_is or layout.last_norm) if options.keep_last_hidden_state else None
     return Job(
         source=source,
@@ -148,6 +149,21 @@ def resolve_job(source: Path, layout_name: LayoutName, options: Options) -> Job:
     )
 
 
+def check_convention(layer_ids_are: LayerIdsAre | None) -> LayerIdsAre:
+    """Ask for the convention of layer ids.
+
+    Raises:
+        ConfigError: If it was not given; both are explained.
+    """
+    if layer_ids_are is None:
+        raise ConfigError(
+            "--layer-ids-are is missing: no file of a cache says how its layers are counted. Give zlab if id 1 means "
+            "the output of decoder layer 1 counted from 0 (SpecForge, Model-Optimizer), vllm if it means entry 1 of "
+            "hidden_states, which is one layer lower (speculators, vLLM)"
+        )
+    return layer_ids_are
+
+
 def _open_masks(source: Path, layout_name: LayoutName, options: Options) -> ArrowMasks | None:
     if options.masks is not None and options.loss_on is not None:
         raise ConfigError("--masks and --loss-on all contradict each other; give one of them")
@@ -164,9 +180,7 @@ def describe_files(files: Sequence[CacheFile]) -> str:
     return f"{len(files)} files of {num_bytes} bytes in all, names and sizes {fingerprint[:16]}"
 
 
-def resolve_layer_ids(
-    layer_ids: Sequence[int], layer_ids_are: LayerIdsAre | None, num_hidden_layers: int
-) -> tuple[int, ...]:
+def resolve_layer_ids(layer_ids: Sequence[int], layer_ids_are: LayerIdsAre, num_hidden_layers: int) -> tuple[int, ...]:
     """Bring layer ids to the one convention of a store: the output of decoder layer i, counted from 0.
 
     Args:
@@ -175,14 +189,8 @@ def resolve_layer_ids(
         num_hidden_layers: Decoder layers of the target.
 
     Raises:
-        ConfigError: If the convention is not given, or an id is none of the target's.
+        ConfigError: If an id is none of the target's.
     """
-    if layer_ids_are is None:
-        raise ConfigError(
-            "--layer-ids-are is missing: no file of a cache says how its layers are counted. Give zlab if id 1 means "
-            "the output of decoder layer 1 counted from 0 (SpecForge, Model-Optimizer), vllm if it means entry 1 of "
-            "hidden_states, which is one layer lower (speculators, vLLM)"
-        )
     shift = 1 if layer_ids_are == "vllm" else 0
     try:
         return choose_layers([layer - shift for layer in layer_ids], 0, num_hidden_layers)

@@ -19,7 +19,7 @@ def test_killed_conversions_end_in_the_same_bytes(tmp_path, made, tiny_target_di
     source = write_modelopt(tmp_path / "cache", made)
     stores = tmp_path / "stores"
     stores.mkdir()
-    shares = ["0.02", "0.1", "0.3", "0.5", "0.7", "0.9", "0.99"]
+    shares = ["0.05", "0.15", "0.3", "0.5", "0.7", "0.9", "0.99"]
     program = Path(__file__).parent.parent / "foreign_caches.py"
     done = subprocess.run(
         [sys.executable, str(program), str(source), str(tiny_target_dir), str(stores), *shares],

@@ -15,9 +15,9 @@ def test_vllm_counts_one_more_than_zlab(layer_ids):
     assert resolve_layer_ids([layer + 1 for layer in layer_ids], "vllm", 32) == tuple(layer_ids)
 
 
-def test_the_convention_is_asked_for():
+def test_the_convention_is_asked_for_before_anything_is_read(tmp_path, convert):
     with pytest.raises(ConfigError, match=r"--layer-ids-are is missing.*zlab.*vllm"):
-        resolve_layer_ids([2, 18, 33], None, 36)
+        convert(tmp_path / "absent", "modelopt", tmp_path / "store", layer_ids_are=None)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Caches of three tools become stores, bit for bit."""
 
+import errno
 import gzip
 import json
+import os
 
 import numpy as np
 import polars as pl
@@ -135,7 +137,7 @@ def test_stopping_anywhere_and_going_on_gives_the_same_store(tmp_path, made, con
     stop_at = 0
     reference = convert(source, "modelopt", tmp_path / "reference")
     num_renames = renames
-    for stop_at in range(3, num_renames + 1, num_renames // 7):
+    for stop_at in range(3, num_renames + 1, num_renames // 4):
         renames = 0
         store = tmp_path / f"stopped-{stop_at}"
         with pytest.raises(Interrupted):
@@ -145,6 +147,65 @@ def test_stopping_anywhere_and_going_on_gives_the_same_store(tmp_path, made, con
         assert convert(source, "modelopt", store) | {"store": ""} == reference | {"store": ""}
         assert {path: path.stat().st_mtime_ns for path in made_before} == made_before, "a finished shard was redone"
         assert contents(store) == contents(tmp_path / "reference")
+
+
+def test_a_stop_while_the_target_is_written_leaves_nothing_that_counts(tmp_path, made, convert, monkeypatch):
+    source = write_modelopt(tmp_path / "cache", made)
+
+    def torn(target, tokenizer, folder):
+        folder.mkdir()
+        (folder / "frozen.safetensors").write_bytes(b"half")
+        raise Interrupted(15)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dflash_tools.convert.prepare.write_target_folder", torn)
+        with pytest.raises(Interrupted):
+            convert(source, "modelopt", tmp_path / "store")
+    convert(source, "modelopt", tmp_path / "store")
+    assert verify_store(tmp_path / "store", deep=True) == []
+    convert(source, "modelopt", tmp_path / "reference")
+    assert contents(tmp_path / "store") == contents(tmp_path / "reference")
+
+
+def test_a_full_disk_stops_cleanly_and_is_resumed(tmp_path, made, convert, small_shards, monkeypatch):
+    """ST-13."""
+    source = write_modelopt(tmp_path / "cache", made)
+    writev, calls = os.writev, 0
+
+    def full(descriptor, buffers):
+        nonlocal calls
+        calls += 1
+        if calls > 30:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return writev(descriptor, buffers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", full)
+        with pytest.raises(StoreError, match="the disk is full; make room and run the same command again"):
+            convert(source, "modelopt", tmp_path / "store")
+    assert not list((tmp_path / "store").rglob("*.tmp"))
+    convert(source, "modelopt", tmp_path / "store")
+    assert verify_store(tmp_path / "store", deep=True) == []
+
+
+def test_what_will_not_fit_is_said_before_any_state_is_copied(tmp_path, made, convert, monkeypatch):
+    """EX-01."""
+    monkeypatch.setattr("dflash_tools.store.writer.StoreWriter.free_bytes", lambda writer: 1000)
+    monkeypatch.setattr("dflash_tools.convert.run.write_shards", lambda *args: pytest.fail("states were copied"))
+    with pytest.raises(StoreError, match=r"need about .* GB and .* are free; .*--codec lossless"):
+        convert(write_modelopt(tmp_path / "cache", made), "modelopt", tmp_path / "store")
+
+
+@pytest.mark.parametrize(("dtype", "codec"), [("bfloat16", "lossless"), ("fp8", "none")])
+def test_other_codecs_of_the_store_work_too(dtype, codec, tmp_path, made, convert, by_ids):
+    source = write_modelopt(tmp_path / "cache", made)
+    convert(source, "modelopt", tmp_path / "store", hidden_states_dtype=dtype, codec=codec)
+    assert verify_store(tmp_path / "store", deep=True) == []
+    store = open_store(tmp_path / "store")
+    assert (store.manifest.hidden_states_dtype, store.manifest.codec) == (dtype, codec)
+    assert (store.manifest.fp8_error is not None) == (dtype == "fp8")
+    found = by_ids(store)[tuple(made[3].ids.tolist())].hidden_states
+    assert np.array_equal(found, bits(made[3].states)) == (dtype == "bfloat16")
 
 
 def test_a_file_that_changes_between_starts_is_refused(tmp_path, made, convert, small_shards, monkeypatch):
