@@ -8,7 +8,7 @@ import polars as pl
 from dflash_tools.contracts.fingerprint import fingerprint_of_json
 from dflash_tools.contracts.manifest import Accounting, BucketLayout, DataIdentity, StoreManifest
 from dflash_tools.convert.job import Job
-from dflash_tools.convert.prepare import DROPPED_NAME, FORWARD_TOKEN_BUDGET
+from dflash_tools.convert.prepare import DROPPED_NAME, FORWARD_TOKEN_BUDGET, write_table
 from dflash_tools.convert.record import ConversionRecord
 from dflash_tools.convert.scan import nothing_left
 from dflash_tools.errors import DataError
@@ -27,7 +27,7 @@ def finish_store(store: Path, job: Job, writer: StoreWriter, record: ConversionR
     Raises:
         DataError: If no sample is left.
     """
-    index, dropped = writer.index, pl.read_parquet(store / DROPPED_NAME)
+    index, dropped = writer.index, _settle_dropped(store, writer.index)
     if not len(index):
         raise DataError(nothing_left(job, dropped))
     counts = dict(index.group_by("bucket_id").agg(pl.len(), pl.col("num_tokens").sum()).rows_by_key("bucket_id"))
@@ -88,6 +88,15 @@ def summarise(store: Path, job: Job, manifest: StoreManifest, record: Conversion
         "num_shards": sum(bucket.num_shards for bucket in manifest.buckets),
         "fingerprint": manifest.fingerprint(),
     }
+
+
+def _settle_dropped(store: Path, index: pl.DataFrame) -> pl.DataFrame:
+    """The dropped files; one that was mended after a stop and then taken is none of them any more."""
+    told = pl.read_parquet(store / DROPPED_NAME)
+    dropped = told.join(index, on="source_row", how="anti", maintain_order="left")
+    if len(dropped) < len(told):
+        write_table(store / DROPPED_NAME, dropped)
+    return dropped
 
 
 def _recount(bucket: BucketLayout, counts: list[tuple[int, int]] | None) -> BucketLayout:

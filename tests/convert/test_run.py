@@ -228,6 +228,27 @@ def test_a_file_that_changes_between_starts_is_refused(tmp_path, made, convert, 
         convert(source, "modelopt", tmp_path / "store")
 
 
+def test_a_file_that_is_mended_after_a_stop_is_kept_and_not_told_as_dropped(tmp_path, made, convert, monkeypatch):
+    source = write_modelopt(tmp_path / "cache", made)
+    whole = (source / "0003.pt").read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    (source / "0003.pt").write_bytes(flipped)
+
+    def stop(*args):
+        raise Interrupted(15)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dflash_tools.convert.fill.write_index", stop)
+        with pytest.raises(Interrupted):
+            convert(source, "modelopt", tmp_path / "store")
+    assert len(pl.read_parquet(tmp_path / "store" / "dropped.parquet")) == 1
+    (source / "0003.pt").write_bytes(whole)
+    summary = convert(source, "modelopt", tmp_path / "store")
+    assert (summary["kept"], summary["dropped"], summary["num_samples"]) == (12, 0, 12)
+    assert verify_store(tmp_path / "store", deep=True) == []
+
+
 def test_padding_is_removed_and_repeats_have_ids_of_their_own(tmp_path, made, convert, by_ids, tiny_target_dir):
     pad = json.loads((tiny_target_dir / "config.json").read_text())["pad_token_id"]
     source = tmp_path / "cache"
