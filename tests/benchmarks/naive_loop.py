@@ -1,6 +1,6 @@
 """This trainer beside an honest naive loop: same drafter, same samples, same anchors; one JSON.
 
-    python tests/benchmarks/naive_loop.py [--store STORE] [--rounds 5] [--slots-per-round 20000] [--threads 2]
+    python tests/benchmarks/naive_loop.py [--store STORE] [--rounds 5] [--slots-per-round 12000] [--threads 2]
 
 The naive loop is the one that is written first: random batches of a fixed number of samples, states padded to the
 longest, one dense mask over padded context and all slots, logits of every slot at once in float32, the mean over the
@@ -261,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--slots-per-round", type=int, default=20_000)
+    parser.add_argument("--slots-per-round", type=int, default=12_000)
     parser.add_argument("--samples", type=int, default=384)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
