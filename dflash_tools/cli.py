@@ -35,6 +35,22 @@ app.add_typer(report_app, name="report")
 
 
 @app.command()
+def generate(
+    config: ConfigArgument,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSONL file of answers; extract takes it as it is.")],
+    overrides: SetOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Have the target write the responses: token ids and loss mask exactly as generated."""
+    from dflash_tools.config import GenerateConfig, load_config
+
+    settings = load_config(config, GenerateConfig, overrides or ())  # before torch loads: a typo shows at once
+    from dflash_tools.generate.run import run_generation
+
+    print_summary(run_generation(settings, config.parent, out), json_output)
+
+
+@app.command()
 def extract(
     config: ConfigArgument,
     store: StoreOption,

@@ -120,6 +120,74 @@ class ExtractConfig(Section):
     store: StoreSection = StoreSection()
 
 
+class PromptsSection(Section):
+    """Which prompts the target answers. None = the data manifest's value, else the default."""
+
+    manifest: str | None = None
+    """A data manifest (TOML) that lists sources."""
+    sources: tuple[str, ...] = ()
+    """Files to read; replaces the manifest's sources."""
+    chat_template: str | None = None
+    """A chat template file; default the tokenizer's own."""
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    """Arguments of the chat template, e.g. enable_thinking = false; must equal serving."""
+    max_tokens: Positive | None = None
+    """Longest sample, prompt and answer together. Default 8192."""
+    control_tokens: Literal["text", "token", "drop"] | None = None
+    """Control tokens typed inside prompts: encoded as plain text, as the control token, or the row is dropped. Default
+    text."""
+    duplicates: Literal["keep", "drop"] | None = None
+    """Prompts that were seen before: answered again, or dropped. Default keep."""
+
+
+class SamplingSection(Section):
+    """How the target chooses tokens: as it will in serving."""
+
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.7
+    """0 = always the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Sample from the likeliest tokens that together have this probability; 1 = from all."""
+    top_k: Annotated[int, Field(ge=0)] = 20
+    """Sample from so many likeliest tokens; 0 = from all."""
+    max_new_tokens: Positive = 2048
+    """Longest answer; a longer one is cut, marked, and ends its conversation."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Start of the random numbers; each answer has its own, whatever the batch. SGLang draws its own."""
+
+
+class ServerSection(Section):
+    """A server that runs the target; without base_url it runs in this process."""
+
+    base_url: str = ""
+    """Address of the server, e.g. http://127.0.0.1:8000."""
+    api: Literal["vllm", "sglang"] = "vllm"
+    """vllm: /v1/completions with return_token_ids; sglang: its own /generate. Both take and give token ids."""
+    model: str = ""
+    """Name of the target on the server; default target.model."""
+    api_key_env: str = ""
+    """Environment variable that holds the server's key."""
+    concurrency: Positive = 64
+    """Conversations under way at a time."""
+    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    """Longest wait for one answer."""
+    max_retries: Annotated[int, Field(ge=0)] = 6
+    """Further tries of an answer after a timeout, a cut connection, a busy or failing server, each after a longer
+    pause."""
+    on_failure: Literal["stop", "drop"] = "stop"
+    """A prompt without answer after all tries: the file stays unfinished, to be gone on with; or the prompt is listed
+    as dropped."""
+
+
+class GenerateConfig(Section):
+    """generate.toml."""
+
+    target: TargetSection
+    data: PromptsSection
+    sampling: SamplingSection = SamplingSection()
+    forward: ForwardSection = ForwardSection()
+    server: ServerSection = ServerSection()
+
+
 class SourceEntry(Section):
     """One source of a data manifest."""
 
@@ -309,6 +377,9 @@ class HardwareSection(Section):
     """CPU threads per process; auto = all cores for one process, 1 under torchrun."""
     prefetch_bytes: Positive = 1 << 30
     """Bound on batches read ahead."""
+    recompute_layers: bool = False
+    """Keep only the input of each drafter layer for the backward pass and compute the rest again: about a fifth of the
+    memory, a third more time."""
 
 
 class TrainConfig(Section):

@@ -4,18 +4,23 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dflash_tools.config import DataManifest, ExtractConfig, Section, TrainConfig
+from dflash_tools.config import DataManifest, ExtractConfig, GenerateConfig, Section, TrainConfig
 
 HEAD = """# Configuration
 
-Every option of the three files, its default and its effect. An unknown key is an error that names the nearest known
+Every option of the four files, its default and its effect. An unknown key is an error that names the nearest known
 one. Paths are relative to the file they stand in, then to the working folder. `--set table.key=value` overrides a key.
 """
 
 
 def configuration_page() -> str:
     parts = [HEAD]
-    for title, model in (("extract.toml", ExtractConfig), ("train.toml", TrainConfig), ("Data manifest", DataManifest)):
+    for title, model in (
+        ("generate.toml", GenerateConfig),
+        ("extract.toml", ExtractConfig),
+        ("train.toml", TrainConfig),
+        ("Data manifest", DataManifest),
+    ):
         parts.append(f"## {title}\n")
         parts.extend(_tables(model))
     return "\n".join(parts)

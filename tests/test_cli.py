@@ -11,6 +11,7 @@ from typer.main import get_command
 from dflash_tools.cli import app
 
 COMMANDS = {
+    "generate": {"--out", "--set"},
     "extract": {"--store", "--set", "--limit", "--dry-run", "--show", "--strict", "--close", "--repair", "--overwrite"},
     "train": {"--store", "--run", "--set", "--resume", "--dry-run"},
     "report store": {"--out"},

@@ -110,7 +110,7 @@ def _result(
         else:
             notes.add("duplicate")
     if not reason and source.weight != 1.0:
-        samples = samples * _copies(source.weight, samples[0].conversation_id)
+        samples = samples * num_copies(source.weight, samples[0].conversation_id)
         if not samples:
             reason, detail = "not_sampled", f"left out by the source's weight {source.weight}"
     return RowResult(
@@ -124,7 +124,7 @@ def _result(
     )
 
 
-def _copies(weight: float, conversation_id: str) -> int:
+def num_copies(weight: float, conversation_id: str) -> int:
     """Turn a weight into a number of copies; the fraction is drawn by other digits of the hash than the split."""
     whole = int(weight)
     return whole + (int(conversation_id[16:31], 16) < (weight - whole) * (1 << 60))

@@ -63,7 +63,7 @@ class RowReader:
     def __init__(self, data: ResolvedData, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._data = data
         self._encoder = TextEncoder(tokenizer.backend_tokenizer, data.max_tokens)
-        self._template, self._tools_template = _load_templates(tokenizer, data.chat_template_kwargs)
+        self._template, self._tools_template = load_templates(tokenizer, data.chat_template_kwargs)
         tokens = special_tokens(tokenizer) if self._template is None else self._template.control_tokens
         self._control_tokens = token_pattern(tokens)
         self._written_tokens = token_pattern({to_json(token)[1:-1] for token in tokens})
@@ -231,7 +231,7 @@ def _key(samples: list[TokenSample]) -> int:
     return int.from_bytes(digest.digest()[:8], "little")
 
 
-def _load_templates(
+def load_templates(
     tokenizer: "PreTrainedTokenizerBase", kwargs: dict[str, KwargValue]
 ) -> tuple[ChatTemplate | None, ChatTemplate | None]:
     """Load the template for rows without tools, and the one for rows with tools."""

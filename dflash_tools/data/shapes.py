@@ -42,10 +42,14 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIds:
-    """A row that is tokenised already; ``loss_mask`` is None if the row has none."""
+    """A row that is tokenised already; ``loss_mask`` is None if the row has none.
+
+    Rows of one ``conversation_id`` fall on the same side of the validation split; None = a row of its own.
+    """
 
     input_ids: list[Any]
     loss_mask: list[Any] | None
+    conversation_id: str | None = None
 
 
 def read_shape(row: Any) -> Conversation | PlainText | TokenIds:
@@ -88,7 +92,12 @@ def _read_token_ids(row: dict[str, Any]) -> TokenIds:
     for key in ("input_ids", "loss_mask"):
         if row.get(key) is not None and not isinstance(row[key], list):
             raise RowError("bad_token_ids", f"{key} is {describe(row[key])}, expected a list of integers")
-    return TokenIds(input_ids=row["input_ids"], loss_mask=row.get("loss_mask"))
+    named = row.get("conversation_id")
+    return TokenIds(
+        input_ids=row["input_ids"],
+        loss_mask=row.get("loss_mask"),
+        conversation_id=named if isinstance(named, str) else None,
+    )
 
 
 def _read_conversation(row: dict[str, Any], raw_messages: Any, key: str) -> Conversation:

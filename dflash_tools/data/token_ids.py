@@ -21,7 +21,7 @@ def check_token_ids(row: TokenIds, num_ids: int, max_tokens: int, *, needs_mask:
         needs_mask: A row without a mask is refused; otherwise all of it is supervised.
 
     Returns:
-        Hash of the ids, 32 hex digits; and the ids with their mask.
+        Hash of the conversation it names, else of the ids, 32 hex digits; and the ids with their mask.
 
     Raises:
         RowError: If ids or mask do not fit.
@@ -43,7 +43,8 @@ def check_token_ids(row: TokenIds, num_ids: int, max_tokens: int, *, needs_mask:
     if len(strange):
         raise RowError("bad_loss_mask", f"loss_mask holds {strange[0]}; expected 0 and 1")
     encoded = Encoded(ids[:max_tokens].astype(np.int32), mask[:max_tokens].astype(np.uint8), len(ids) > max_tokens)
-    return sha256(ids.astype("<i8").tobytes()).hexdigest()[:32], encoded
+    identity = ids.astype("<i8").tobytes() if row.conversation_id is None else row.conversation_id.encode()
+    return sha256(identity).hexdigest()[:32], encoded
 
 
 def _int_array(values: list[Any], key: str, reason: str) -> NDArray[np.int64]:

@@ -100,7 +100,10 @@ def _activation_bytes(work: Work, num_anchors: int) -> int:
     config = work.reader.drafter
     attention_width = config.num_attention_heads * config.head_dim
     row = 10 * config.hidden_size + 2 * attention_width + 4 * config.intermediate_size
-    return num_anchors * config.block_size * config.num_hidden_layers * row * 2
+    rows = config.num_hidden_layers * row
+    if work.config.hardware.recompute_layers:
+        rows = row + config.num_hidden_layers * config.hidden_size  # one layer at a time, and the input of each
+    return num_anchors * config.block_size * rows * 2
 
 
 def _probe_disk(work: Work) -> float:
