@@ -69,7 +69,7 @@ def run_generation(config: GenerateConfig, config_dir: Path, out: Path) -> dict[
         if not figures["kept"]:
             raise DataError(_nothing_answered(rows))
         figures |= {"file": str(out), "manifest": str(out.with_suffix(MANIFEST_SUFFIX))}
-        record = {"settings": settings, "figures": figures, "dropped": list(rows.dropped.values())}
+        record = {"settings": settings, "figures": figures, "dropped": [row for _, row in sorted(rows.dropped.items())]}
         write_output(out, job, journal, (name for name in rows.prompt_ids if name in journal), record)
         journal.remove()
     if figures["kept"] * 2 < figures["read"]:

@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from dflash_tools.config import GenerateConfig, PromptsSection, SamplingSection, ServerSection, TargetSection
+from dflash_tools.config import (
+    ForwardSection,
+    GenerateConfig,
+    PromptsSection,
+    SamplingSection,
+    ServerSection,
+    TargetSection,
+)
 
 
 def ask(*questions):
@@ -23,11 +30,12 @@ def write_prompts(tmp_path):
 
 @pytest.fixture
 def make_config(tiny_target_dir, write_prompts):
-    def make(*rows, sampling=None, server=None, **data):
+    def make(*rows, sampling=None, server=None, token_budget=16384, **data):
         return GenerateConfig(
             target=TargetSection(model=str(tiny_target_dir), dtype="float32", device="cpu"),
             data=PromptsSection(sources=(str(write_prompts(*rows)),), **data),
             sampling=SamplingSection(**{"max_new_tokens": 6, **(sampling or {})}),
+            forward=ForwardSection(token_budget=token_budget),
             server=ServerSection(**(server or {})),
         )
 

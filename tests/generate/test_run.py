@@ -14,9 +14,10 @@ from generate.loopback import answer_ids, serve
 
 from dflash_tools.config import DataSection
 from dflash_tools.data import load_tokenizer, read_rows, resolve_data
-from dflash_tools.errors import ConfigError, DataError, ResumeError, UserError
+from dflash_tools.errors import ConfigError, DataError, Interrupted, ResumeError, UserError
 from dflash_tools.generate import client as client_module
 from dflash_tools.generate import server as server_module
+from dflash_tools.generate.local import LocalWriter
 from dflash_tools.generate.run import run_generation
 
 
@@ -118,7 +119,7 @@ def test_prompts_without_answer_are_listed_as_dropped_on_request(run, tmp_path, 
     assert figures["dropped_by_reason"] == {"unknown_shape": 1, "no_answer": 1}
     assert "WARNING: only 1 of 3 rows" in capsys.readouterr().err
     record = json.loads((tmp_path / "out.record").read_text())
-    assert {(row["source_row"], row["reason"]) for row in record["dropped"]} == {(2, "no_answer"), (3, "unknown_shape")}
+    assert [(row["source_row"], row["reason"]) for row in record["dropped"]] == [(2, "no_answer"), (3, "unknown_shape")]
 
 
 def test_a_conversation_is_not_kept_by_half_when_the_server_fails_in_between(run, tmp_path):
@@ -206,10 +207,36 @@ def test_the_manifest_carries_template_and_its_arguments_to_extract(run, tmp_pat
     assert data.chat_template_kwargs == {"mode": "fox"}
 
 
+def test_a_local_run_stopped_after_any_batch_ends_with_the_same_file(run, tmp_path, monkeypatch):
+    options = {"sampling": {"temperature": 1.0, "max_new_tokens": 12}, "token_budget": 1}
+    run(*ROWS, **options)
+    whole = (tmp_path / "out.jsonl").read_bytes()
+    write = LocalWriter._answer
+    for stop_after in (0, 1, 2, 4):
+        for path in tmp_path.glob("out.*"):
+            path.unlink()
+        calls = []
+
+        def stopping(self, batch, calls=calls, limit=stop_after):
+            if len(calls) == limit:
+                raise Interrupted(signal.SIGTERM)
+            calls.append(batch)
+            return write(self, batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalWriter, "_answer", stopping)
+            with pytest.raises(Interrupted):
+                run(*ROWS, **options)
+        assert not (tmp_path / "out.jsonl").exists()
+        run(*ROWS, **options)
+        assert (tmp_path / "out.jsonl").read_bytes() == whole
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
 from dflash_tools.config import *
+from dflash_tools.generate.local import LocalWriter
 from dflash_tools.generate.run import run_generation
 model, folder, url = sys.argv[1:]
 config = GenerateConfig(
