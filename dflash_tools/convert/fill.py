@@ -15,7 +15,7 @@ from dflash_tools.convert.cache_file import FileFault
 from dflash_tools.convert.job import Job
 from dflash_tools.convert.layouts import to_bits
 from dflash_tools.convert.prepare import DROPPED_NAME, FILES_NAME, write_table
-from dflash_tools.convert.progress import Progress
+from dflash_tools.progress import Progress
 from dflash_tools.convert.sample import read_sample
 from dflash_tools.convert.scan import DROPPED_SCHEMA
 from dflash_tools.data import sample_id
@@ -60,6 +60,7 @@ def write_shards(store: Path, job: Job, writer: StoreWriter) -> StoreWriter:
     missing = _missing(writer)
     total = sum(int(writer.samples_of(*key)["num_tokens"].sum()) for key in missing)
     with Progress("convert", total, "tokens") as progress:
+        progress.begin()
         for key, copies in _read_ahead(job, writer, names, missing):
             samples = writer.samples_of(*key)
             faults = {row: copy for row, copy in enumerate(copies) if isinstance(copy, FileFault)}

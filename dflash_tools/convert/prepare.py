@@ -10,7 +10,7 @@ import polars as pl
 from dflash_tools.contracts.index import TRAIN, VALIDATION
 from dflash_tools.convert.check_states import check_states
 from dflash_tools.convert.job import Job
-from dflash_tools.convert.progress import say
+from dflash_tools.progress import say
 from dflash_tools.convert.record import RECORD_NAME, ConversionRecord, write_record
 from dflash_tools.convert.sample import read_sample
 from dflash_tools.convert.scan import Scanned, scan

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dflash_tools.convert.cache_file import CacheFile, FileFault
 from dflash_tools.convert.job import Job
-from dflash_tools.convert.progress import Progress
+from dflash_tools.progress import Progress
 from dflash_tools.convert.sample import Sample, read_sample
 from dflash_tools.data import sample_id
 from dflash_tools.errors import DataError
@@ -75,6 +75,7 @@ def scan(job: Job) -> Scanned:
     columns, used = _Columns(), np.zeros(len(control_ids), dtype=bool)
     look = partial(_look_at, job, control_ids)
     with ThreadPoolExecutor(NUM_READERS) as pool, Progress("look at files", len(job.files), "files") as progress:
+        progress.begin()
         for first in range(0, len(job.files), _FILES_AT_ONCE):
             files = job.files[first : first + _FILES_AT_ONCE]
             for file, found in zip(files, pool.map(look, files), strict=True):

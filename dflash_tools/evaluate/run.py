@@ -10,7 +10,7 @@ from dflash_tools.errors import ConfigError
 from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode
 from dflash_tools.evaluate.figures import Decoded
 from dflash_tools.evaluate.gap import GapCounts
-from dflash_tools.evaluate.progress import show_progress
+from dflash_tools.progress import track
 from dflash_tools.evaluate.prompts import Prompt
 from dflash_tools.evaluate.question import ask, load_prompt_tokenizer
 from dflash_tools.evaluate.session import batches_are_exact
@@ -114,7 +114,7 @@ def decode_all(
     # Prompts of like length share a batch: padding costs time.
     rows = sorted(range(len(prompts)), key=lambda row: len(prompts[row].token_ids) if batch_size > 1 else row)
     decoded: dict[int, Decoded] = {}
-    for batch in show_progress([rows[at : at + batch_size] for at in range(0, len(rows), batch_size)], "decoding"):
+    for batch in track([rows[at : at + batch_size] for at in range(0, len(rows), batch_size)], "decode", "batches"):
         ids = [prompts[row].token_ids for row in batch]
         alone = decode(target, ids, options)
         fast = decode(target, ids, options, pair, keep_states=greedy)

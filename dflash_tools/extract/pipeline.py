@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dflash_tools.errors import StoreError
 from dflash_tools.extract.estimate import FULL_DISK
 from dflash_tools.extract.forward import Forward, HostStates, write_safe_tokens
-from dflash_tools.extract.progress import Progress
+from dflash_tools.progress import Progress
 from dflash_tools.store.writer import StoreWriter
 
 PIPELINE_BYTES = 2 << 30  # states waiting to be written; one shard is always let through

@@ -13,7 +13,7 @@ from dflash_tools.extract.dry_run import plan_extraction
 from dflash_tools.extract.estimate import full_disk_explained
 from dflash_tools.extract.finish import finish_store, summarise
 from dflash_tools.extract.job import Job, resolve_job
-from dflash_tools.extract.progress import Progress
+from dflash_tools.progress import Progress
 from dflash_tools.extract.ranks import rank_lock, share_of, wait_for_others, wait_for_record
 from dflash_tools.extract.record import RECORD_NAME, check_settings, check_versions, read_record
 from dflash_tools.extract.repair import find_damage, refuse_damage, set_aside
@@ -120,7 +120,7 @@ def _lead(store: Path, job: Job, world: World, *, strict: bool, close: bool, all
     committed = writer.committed()
     missing = [key for key in share_of(order, world) if key not in committed]
     seconds, num_tokens = 0.0, 0
-    with Progress(_count_tokens(writer, missing)) as progress:
+    with Progress("extract", _count_tokens(writer, missing), "tokens") as progress:
         if missing or read_identity(store) is None:
             if len(missing) < len(order) and missing and world.world_size == 1:
                 progress.say(f"{len(order) - len(missing)} of {len(order)} shards are there, {len(missing)} to go")
@@ -149,7 +149,7 @@ def _follow(store: Path, job: Job, world: World, *, allow_versions: bool) -> Non
         committed = writer.committed()
         missing = [key for key in share_of(write_order(writer), world) if key not in committed]
         if missing:
-            with Progress(_count_tokens(writer, missing), silent=True) as progress:
+            with Progress("extract", _count_tokens(writer, missing), "tokens", silent=True) as progress:
                 write_states(writer, job, record, missing, progress, write_target=False)
 
 

@@ -105,7 +105,7 @@ def _begin(setup: Setup, run_dir: Path, *, resume: bool) -> int:
 def _train(setup: Setup, learner: Learner, work: Work, run_dir: Path, attempt: int) -> dict[str, Any]:
     with ExitStack() as stack:
         first = setup.world.rank == 0
-        progress = TrainProgress(setup.plan.num_steps, done=setup.first_step, silent=not first)
+        progress = TrainProgress("train", setup.plan.num_steps, "steps", done=setup.first_step, silent=not first)
         for problem in setup.point.problems if setup.point else ():
             progress.say(f"passed over: {problem}")
         if setup.point and setup.point.state.versions != library_versions():
@@ -123,6 +123,7 @@ def _train(setup: Setup, learner: Learner, work: Work, run_dir: Path, attempt: i
             progress=stack.enter_context(progress),
             evaluated=_is_evaluated(run_dir, setup.point),
         )
+        progress.begin()
         loop.run()
     return summarise_run(run_dir, loop.state, num_parameters=learner.num_parameters) if first else {}
 

@@ -3,7 +3,7 @@ import pytest
 
 from dflash_tools.errors import Interrupted, StoreError
 from dflash_tools.extract import close as close_module
-from dflash_tools.extract.progress import Progress
+from dflash_tools.progress import Progress
 from dflash_tools.store import open_store
 from dflash_tools.store.verify import verify_store
 

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_tools.errors import ConfigError, StoreError
-from dflash_tools.extract.progress import Progress
 from dflash_tools.extract.ranks import is_alive, rank_lock, remove_signs, share_of, wait_for_others, wait_for_record
 from dflash_tools.extract.world import World, choose_threads, read_world
+from dflash_tools.progress import Progress
+
+SILENT = Progress("extract", 1, "tokens", silent=True)
 
 
 class Writer:
@@ -51,7 +53,10 @@ def test_a_killed_process_is_not_taken_for_a_living_one(tmp_path):
 
 def test_the_first_process_waits_until_the_others_are_through(tmp_path):
     wait_for_others(
-        Writer(tmp_path / "store", {(0, 0), (0, 1)}), [(0, 0), (0, 1)], World(0, 2), Progress(1, silent=True)
+        Writer(tmp_path / "store", {(0, 0), (0, 1)}),
+        [(0, 0), (0, 1)],
+        World(0, 2),
+        SILENT,
     )
 
 
@@ -86,7 +91,12 @@ def test_signs_of_killed_processes_are_removed(tmp_path):
 def test_a_process_that_ended_with_shards_to_go_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("dflash_tools.extract.ranks.START_SECONDS", 0.0)
     with pytest.raises(StoreError, match="process 1 of 2 ended with 1 shards to go; run the same command again"):
-        wait_for_others(Writer(tmp_path / "store", {(0, 0)}), [(0, 0), (0, 1)], World(0, 2), Progress(1, silent=True))
+        wait_for_others(
+            Writer(tmp_path / "store", {(0, 0)}),
+            [(0, 0), (0, 1)],
+            World(0, 2),
+            SILENT,
+        )
 
 
 @pytest.mark.parametrize(

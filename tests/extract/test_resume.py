@@ -13,7 +13,7 @@ from small_extraction import write_config
 
 from dflash_tools.errors import Interrupted, ResumeError, StoreError
 from dflash_tools.extract import forward as forward_module
-from dflash_tools.extract.progress import Progress
+from dflash_tools.progress import Progress
 from dflash_tools.store.commit import committed_shards, read_record
 from dflash_tools.store.verify import verify_store
 
