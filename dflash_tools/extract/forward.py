@@ -74,7 +74,6 @@ class Forward:
         """
         pieces = self._cut(list(range(len(input_ids))), input_ids)
         done: list[HostStates] = []
-        num_pieces = len(pieces)
         while pieces:
             rows = pieces.pop(0)
             states = self._try(rows, input_ids)
@@ -88,10 +87,10 @@ class Forward:
                     "(target.device_map, target.dtype)"
                 )
             half = (len(rows) + 1) // 2
-            self.safe_tokens = padded_tokens([input_ids[row] for row in rows[:half]])
-            pieces = [rows[:half], rows[half:], *pieces]
-            num_pieces += 1
-        return done, num_pieces > 1
+            found = padded_tokens([input_ids[row] for row in rows[:half]])
+            self.safe_tokens = found if self.safe_tokens is None else min(found, self.safe_tokens)
+            pieces = [piece for part in ([rows[:half], rows[half:], *pieces]) for piece in self._cut(part, input_ids)]
+        return done, len(done) > 1
 
     def _cut(self, rows: list[int], input_ids: Sequence[NDArray[np.int32]]) -> list[list[int]]:
         fits = self.safe_tokens is None or padded_tokens([input_ids[row] for row in rows]) <= self.safe_tokens
@@ -112,12 +111,12 @@ class Forward:
             )
             return self._to_host(states_BTKH, lengths)
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return None
+            pass
         except RuntimeError as error:
-            if "not enough memory" not in str(error):  # how torch's CPU allocator says it
+            if "DefaultCPUAllocator" not in str(error):  # how torch tells that memory of the host ran out
                 raise
-            return None
+        torch.cuda.empty_cache()  # here, where the error no longer holds the tensors; does nothing without CUDA
+        return None
 
     def _to_host(self, states_BTKH: Tensor, lengths: tuple[int, ...]) -> HostStates:
         if self._stream is None:

@@ -45,7 +45,8 @@ def write_states(
     torch.set_num_threads(record.threads)
     progress.say(_slow_layers(job, job.config.target) or f"loading the target {job.config.target.model}")
     target = load_target(job.config.target)
-    self_test(target, record.target_layer_ids)
+    # A budget of one token puts every sample into a batch of its own.
+    self_test(target, record.target_layer_ids, batched=job.config.forward.token_budget > 1)
     progress.say(_describe(target, record))
     if write_target:
         with full_disk_explained(writer.store, "STORE/target is written"):

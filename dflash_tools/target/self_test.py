@@ -16,13 +16,18 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}  # r
 
 
 @torch.inference_mode()
-def self_test(target: Target, layer_ids: Sequence[int]) -> None:
+def self_test(target: Target, layer_ids: Sequence[int], *, batched: bool = True) -> None:
     """Check the captured layers of a target.
 
     * The hook of layer i gives the input of layer i + 1, and entry i + 1 of ``hidden_states``.
     * A right-padded batch gives the states of each sample alone.
     * Final norm and head of the last layer's output give the model's own logits.
     * No captured layer is all zeros or not finite.
+
+    Args:
+        target: A loaded target.
+        layer_ids: Captured layers.
+        batched: Samples will share forward batches, so that padding must not leak.
 
     Raises:
         StoreError: Naming layer, finding and what to do.
@@ -36,7 +41,8 @@ def self_test(target: Target, layer_ids: Sequence[int]) -> None:
     for k, layer in enumerate(layer_ids):
         if not torch.equal(states_BTKH[:, :, k], seen.outputs[layer].to(states_BTKH.device)):
             raise _fault(target, f"layer {layer} differs between a full forward and one that stops early")
-    _check_batch(target, states_BTKH, layer_ids)
+    if batched:
+        _check_batch(target, states_BTKH, layer_ids)
 
 
 def probe_ids(target: Target, num_tokens: int) -> Tensor:
