@@ -15,11 +15,11 @@ from dflash_tools.convert.cache_file import FileFault
 from dflash_tools.convert.job import Job
 from dflash_tools.convert.layouts import to_bits
 from dflash_tools.convert.prepare import DROPPED_NAME, FILES_NAME, write_table
-from dflash_tools.progress import Progress
 from dflash_tools.convert.sample import read_sample
 from dflash_tools.convert.scan import DROPPED_SCHEMA
 from dflash_tools.data import sample_id
 from dflash_tools.errors import StoreError
+from dflash_tools.progress import Progress
 from dflash_tools.store.bf16 import all_finite
 from dflash_tools.store.index import write_index
 from dflash_tools.store.layout import shard_write_order

@@ -10,13 +10,13 @@ import polars as pl
 from dflash_tools.contracts.index import TRAIN, VALIDATION
 from dflash_tools.convert.check_states import check_states
 from dflash_tools.convert.job import Job
-from dflash_tools.progress import say
 from dflash_tools.convert.record import RECORD_NAME, ConversionRecord, write_record
 from dflash_tools.convert.sample import read_sample
 from dflash_tools.convert.scan import Scanned, scan
 from dflash_tools.data import choose_split
 from dflash_tools.errors import StoreError
 from dflash_tools.plan.buckets import assign_buckets, choose_edges
+from dflash_tools.progress import say
 from dflash_tools.store.arrays import METADATA_NAME
 from dflash_tools.store.commit import RECORDS_FOLDER
 from dflash_tools.store.files import TEMP_SUFFIX, sync_folder, write_file

@@ -12,9 +12,9 @@ from dflash_tools.convert.finish import finish_store, summarise
 from dflash_tools.convert.job import Job, LayerIdsAre, Options, resolve_job
 from dflash_tools.convert.layouts import LayoutName, NormState
 from dflash_tools.convert.prepare import prepare
-from dflash_tools.progress import say
 from dflash_tools.convert.record import check_settings, read_record
 from dflash_tools.errors import ConfigError, StoreError
+from dflash_tools.progress import say
 from dflash_tools.store.lock import StoreLock
 from dflash_tools.store.manifest_file import MANIFEST_NAME, read_manifest
 from dflash_tools.store.verify import verify_store

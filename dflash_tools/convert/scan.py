@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from dflash_tools.convert.cache_file import CacheFile, FileFault
 from dflash_tools.convert.job import Job
-from dflash_tools.progress import Progress
 from dflash_tools.convert.sample import Sample, read_sample
 from dflash_tools.data import sample_id
 from dflash_tools.errors import DataError
+from dflash_tools.progress import Progress
 
 NUM_READERS = 8
 _FILES_AT_ONCE = 1024  # results held between two looks at them

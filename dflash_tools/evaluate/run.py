@@ -10,13 +10,13 @@ from dflash_tools.errors import ConfigError
 from dflash_tools.evaluate.decode import DecodeOptions, Pair, decode
 from dflash_tools.evaluate.figures import Decoded
 from dflash_tools.evaluate.gap import GapCounts
-from dflash_tools.progress import track
 from dflash_tools.evaluate.prompts import Prompt
 from dflash_tools.evaluate.question import ask, load_prompt_tokenizer
 from dflash_tools.evaluate.session import batches_are_exact
 from dflash_tools.evaluate.subject import Subject, open_subject, target_section
 from dflash_tools.evaluate.summary import find_warnings, keep_result, sum_up
 from dflash_tools.evaluate.tables import print_tables
+from dflash_tools.progress import track
 from dflash_tools.target.load import Target, load_target
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dflash_tools.errors import StoreError
-from dflash_tools.progress import Progress
 from dflash_tools.extract.record import ExtractionRecord, read_record
 from dflash_tools.extract.world import World
+from dflash_tools.progress import Progress
 from dflash_tools.store.lock import LOCK_NAME, StoreLock
 from dflash_tools.store.manifest_file import MANIFEST_NAME
 from dflash_tools.store.writer import StoreWriter

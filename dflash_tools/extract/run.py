@@ -13,7 +13,6 @@ from dflash_tools.extract.dry_run import plan_extraction
 from dflash_tools.extract.estimate import full_disk_explained
 from dflash_tools.extract.finish import finish_store, summarise
 from dflash_tools.extract.job import Job, resolve_job
-from dflash_tools.progress import Progress
 from dflash_tools.extract.ranks import rank_lock, share_of, wait_for_others, wait_for_record
 from dflash_tools.extract.record import RECORD_NAME, check_settings, check_versions, read_record
 from dflash_tools.extract.repair import find_damage, refuse_damage, set_aside
@@ -21,6 +20,7 @@ from dflash_tools.extract.resume import open_work, remove_store
 from dflash_tools.extract.states import write_states
 from dflash_tools.extract.target_folder import read_identity
 from dflash_tools.extract.world import World, choose_threads, read_world
+from dflash_tools.progress import Progress
 from dflash_tools.store.layout import shard_write_order
 from dflash_tools.store.lock import StoreLock
 from dflash_tools.store.manifest_file import MANIFEST_NAME, read_manifest

@@ -10,9 +10,9 @@ from dflash_tools.extract.estimate import full_disk_explained
 from dflash_tools.extract.forward import Forward, read_safe_tokens
 from dflash_tools.extract.job import Job
 from dflash_tools.extract.pipeline import Written, write_shards
-from dflash_tools.progress import Progress
 from dflash_tools.extract.record import ExtractionRecord
 from dflash_tools.extract.target_folder import ensure_target_folder
+from dflash_tools.progress import Progress
 from dflash_tools.store.writer import StoreWriter
 from dflash_tools.target.load import Target, load_target
 from dflash_tools.target.self_test import self_test
