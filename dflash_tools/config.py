@@ -361,7 +361,7 @@ class EvaluationSection(Section):
     num_anchors: Positive = 64
     """Fixed blocks per held-out sample."""
     max_samples: Positive | None = None
-    """At most this many held-out samples, in index order; None = all."""
+    """At most this many held-out samples, chosen by their hash; None = all."""
 
 
 class HardwareSection(Section):
