@@ -177,7 +177,10 @@ class _CrossEntropyRows(torch.autograd.Function):
             correct_N[rows] = (guess_N1 == labels_N1)[:, 0]
             if gradient_NH is not None:
                 # By index_put_: scatter_ copies the whole chunk on CPUs.
-                probabilities_NV[torch.arange(len(labels_N1), device=labels_N1.device), labels_N1[:, 0]] -= 1
+                chosen = (torch.arange(len(labels_N1), device=labels_N1.device), labels_N1[:, 0])
+                # p - 1 from the other probabilities: bfloat16 cannot tell p = 0.999 from 1.
+                probabilities_NV[chosen] = 0.0
+                probabilities_NV[chosen] = -probabilities_NV.sum(dim=-1, dtype=wide).to(probabilities_NV.dtype)
                 gradient_NH[rows] = head.backward(probabilities_NV, logits_NV)
         ctx.save_for_backward(gradient_NH)
         ctx.mark_non_differentiable(correct_N)

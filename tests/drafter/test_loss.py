@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from dflash_tools.drafter import loss as loss_module
 from dflash_tools.drafter.blocks import build_blocks
 from dflash_tools.drafter.frozen import Head
-from dflash_tools.drafter.loss import Objective, block_loss, dpace_weights
+from dflash_tools.drafter.loss import Objective, block_loss, cross_entropy_rows, dpace_weights
 
 
 def plain_loss(hidden_ASH: torch.Tensor, batch: Batch, head: Head, gamma: float) -> torch.Tensor:
@@ -69,6 +69,22 @@ def test_low_precision_stays_near_the_plain_formula(dtype):
     assert gradient.dtype == dtype
     assert sums.weighted_sum.item() == pytest.approx(expected.item(), rel=tolerance)
     assert float((gradient.float() - expected_gradient.float()).norm() / expected_gradient.float().norm()) < tolerance
+
+
+def test_the_gradient_of_a_confident_row_survives_bfloat16():
+    generator = torch.Generator().manual_seed(0)
+    weight_VH = (0.05 * torch.randn(20_000, 16, generator=generator)).to(torch.bfloat16)
+    labels_N = torch.arange(4)
+    weight_VH[labels_N] = torch.eye(16, dtype=torch.bfloat16)[:4]
+    hidden_NH = (17.0 * torch.eye(16)[:4]).to(torch.bfloat16).requires_grad_()
+    head = Head(weight_VH=weight_VH)
+    losses_N, _ = cross_entropy_rows(hidden_NH, labels_N, head)
+    (gradient_NH,) = torch.autograd.grad(losses_N.sum(), hidden_NH)
+    expected_NV = head.logits(hidden_NH.detach()).double().softmax(dim=-1)
+    assert expected_NV[torch.arange(4), labels_N].tolist() == pytest.approx([0.999] * 4, abs=8e-4)
+    expected_NV[torch.arange(4), labels_N] -= 1
+    expected_NH = expected_NV @ weight_VH.double()
+    assert float((gradient_NH.double() - expected_NH).norm() / expected_NH.norm()) < 1e-2
 
 
 def test_the_sum_and_its_gradient_do_not_depend_on_the_cut_into_batches():
