@@ -63,7 +63,10 @@ def probe_largest_batch(learner: Learner, work: Work) -> None:
     request = work.request(batch)
     try:
         learner.probe(work.reader.read(request))
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        # On a CPU torch has no class of its own for it.
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
         raise UserError(
             f"out of memory on the largest batch of the plan (batch {batch}: {len(request.rows)} samples, "
             f"{int(request.num_tokens.sum())} tokens, {int(request.num_anchors.sum())} blocks), before step 0. "
