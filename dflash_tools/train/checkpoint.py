@@ -100,7 +100,10 @@ def verify_checkpoint(checkpoint: Path, snapshot: Snapshot) -> None:
     Raises:
         OSError: If the disk gave back something else.
     """
-    drafter, optimizer = load_checkpoint(checkpoint)
+    try:
+        drafter, optimizer = load_checkpoint(checkpoint)
+    except SafetensorError as error:
+        raise OSError(f"{checkpoint}: cannot be read back ({error})") from None
     for saved, found in ((snapshot.drafter, drafter), (snapshot.optimizer, optimizer)):
         if saved.keys() != found.keys():
             raise OSError(f"{checkpoint}: reads back other tensors than were saved")

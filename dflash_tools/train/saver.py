@@ -1,24 +1,18 @@
 """Writing checkpoints behind the training loop's back, one at a time."""
 
-import threading
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 
 from dflash_tools.errors import UserError
-from dflash_tools.train.checkpoint import (
-    NonFiniteWeightsError,
-    Snapshot,
-    remove_old_checkpoints,
-    verify_checkpoint,
-    write_checkpoint,
-)
+from dflash_tools.train.checkpoint import Snapshot, remove_old_checkpoints, verify_checkpoint, write_checkpoint
 
 
 class CheckpointSaver:
     """Writes snapshots in a background thread; at most one is in memory, so memory does not grow.
 
     A full disk does not end a run: the failure is reported, earlier checkpoints stay, and the next save tries again.
-    Only a failed last save is an error. Weights that are not finite end the run.
+    Only a failed last save is an error. Weights that are not finite end the run, and so does any other error.
     """
 
     def __init__(self, run_dir: Path, *, keep: int, report: Callable[[str], None]) -> None:
@@ -26,9 +20,8 @@ class CheckpointSaver:
         self._run_dir = run_dir
         self._keep = keep
         self._report = report
-        self._thread: threading.Thread | None = None
+        self._save_begun: futures.Future[None] | None = None
         self._verified = False
-        self._non_finite: NonFiniteWeightsError | None = None
         self._failure: OSError | None = None
         self.num_saved = 0
         self.num_failed = 0
@@ -37,37 +30,37 @@ class CheckpointSaver:
         """Wait for the save in flight, if any. Call it before taking the next snapshot.
 
         Raises:
-            NonFiniteWeightsError: If a save was refused.
+            NonFiniteWeightsError: If a save was refused; any other error of the writer is raised too.
         """
         self.join()
         self.check()
 
     def join(self) -> None:
         """Wait for the save in flight, whatever it comes to."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._save_begun is not None:
+            futures.wait([self._save_begun])
 
     def check(self) -> None:
         """Raise what a finished save found, without waiting.
 
         Raises:
-            NonFiniteWeightsError: If a save was refused.
+            NonFiniteWeightsError: If a save was refused; any other error of the writer is raised too.
         """
-        if self._non_finite is not None:
-            raise self._non_finite
+        if self._save_begun is not None and self._save_begun.done():
+            self._save_begun.result()
 
     def start(self, snapshot: Snapshot) -> None:
         """Begin to write a snapshot; returns at once."""
         self.wait()
-        self._thread = threading.Thread(target=self._save, args=(snapshot,), name="checkpoint-writer")
-        self._thread.start()
+        writer = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-writer")
+        self._save_begun = writer.submit(self._save, snapshot)
+        writer.shutdown(wait=False)  # the thread ends with this save
 
     def close(self) -> None:
         """Finish the save in flight.
 
         Raises:
-            NonFiniteWeightsError: If a save was refused.
+            NonFiniteWeightsError: If a save was refused; any other error of the writer is raised too.
             UserError: If the last save failed.
         """
         self.wait()
@@ -87,8 +80,6 @@ class CheckpointSaver:
                 verify_checkpoint(checkpoint, snapshot)
                 self._verified = True
             remove_old_checkpoints(self._run_dir, newest=step, keep=self._keep, best=snapshot.state.best_step)
-        except NonFiniteWeightsError as error:
-            self._non_finite = error
         except OSError as error:
             self._failure = error
             self.num_failed += 1

@@ -21,6 +21,7 @@ from dflash_tools.train.checkpoint import (
     remove_old_checkpoints,
     remove_unfinished,
     take_snapshot,
+    verify_checkpoint,
     write_checkpoint,
 )
 from dflash_tools.train.saver import CheckpointSaver
@@ -146,6 +147,26 @@ def test_a_full_disk_leaves_earlier_checkpoints_and_no_rubbish_and_training_goes
     saver.close()
     assert list(list_checkpoints(tmp_path)) == [1, 3]
     assert (saver.num_saved, saver.num_failed) == (2, 1)
+
+
+@pytest.mark.parametrize("ask", ["check", "close"])
+def test_an_unforeseen_error_of_the_writer_ends_the_run(tmp_path, monkeypatch, ask):
+    def fail(run_dir, snapshot):
+        raise MemoryError("no room for the file")
+
+    monkeypatch.setattr("dflash_tools.train.saver.write_checkpoint", fail)
+    saver = CheckpointSaver(tmp_path, keep=1, report=pytest.fail)
+    saver.start(make_snapshot(1))
+    saver.join()
+    with pytest.raises(MemoryError, match="no room for the file"):
+        getattr(saver, ask)()
+
+
+def test_a_checkpoint_that_does_not_read_back_is_a_failure_of_the_disk(tmp_path):
+    folder = write_checkpoint(tmp_path, make_snapshot(1))
+    os.truncate(folder / "drafter.safetensors", 20)
+    with pytest.raises(OSError, match="cannot be read back"):
+        verify_checkpoint(folder, make_snapshot(1))
 
 
 def test_a_background_save_holds_the_weights_of_its_moment_and_saves_never_pile_up(tmp_path, monkeypatch):
