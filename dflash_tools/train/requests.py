@@ -61,9 +61,10 @@ def share_step(plan: BatchPlan, costs: NDArray[np.float64], step: int, world_siz
 def evaluation_requests(samples: Samples, config: TrainConfig) -> list[BatchRequest]:
     """Ask for the held-out samples, bucket by bucket and by length, within the plan's budgets.
 
-    The anchors are keyed by seed and sample alone, so every evaluation of every run with this seed sees the same ones.
+    With ``evaluation.max_samples`` those with the lowest sample ids are asked for: the index is sorted by length, and ids
+    are hashes, so lengths stay as they are spread among all. The anchors are keyed by seed and sample alone, so every evaluation of every run with this seed sees the same ones.
     """
-    rows = samples.validation_rows[: config.evaluation.max_samples]
+    rows = _bounded(samples, config.evaluation.max_samples)
     num_anchors = np.minimum(samples.columns.num_valid_anchors, config.evaluation.num_anchors)
     requests: list[BatchRequest] = []
     for bucket_id in np.unique(samples.columns.bucket_ids[rows]):
@@ -81,6 +82,13 @@ def evaluation_requests(samples: Samples, config: TrainConfig) -> list[BatchRequ
                 )
             )
     return requests
+
+
+def _bounded(samples: Samples, max_samples: int | None) -> NDArray[np.int64]:
+    rows = samples.validation_rows
+    lowest_ids = np.argsort(samples.sample_ids[rows], kind="stable")[:max_samples]
+    chosen: NDArray[np.int64] = np.sort(rows[lowest_ids])
+    return chosen
 
 
 def _cut(

@@ -58,10 +58,11 @@ def test_every_held_out_sample_is_measured_once_within_the_budgets(rows, max_bat
         assert anchor_budget is None or request.num_anchors.sum() <= anchor_budget
 
 
-def test_the_number_of_held_out_samples_can_be_bounded():
+def test_the_number_of_held_out_samples_is_bounded_by_their_ids_not_by_their_lengths():
     samples = make_samples([5, 6, 7, 8], [0, 0, 0, 0], [True, False, True, True])
+    samples.sample_ids[:] = [f"{9 - i:032x}" for i in range(4)]
     config = TrainConfig.model_validate({"evaluation": {"max_samples": 2}})
-    assert sorted(row for request in evaluation_requests(samples, config) for row in request.rows) == [0, 2]
+    assert sorted(row for request in evaluation_requests(samples, config) for row in request.rows) == [2, 3]
 
 
 @settings(deadline=None)
