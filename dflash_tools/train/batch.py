@@ -94,11 +94,11 @@ class BatchReader:
     pin_memory: bool
 
     def num_bytes(self, request: BatchRequest) -> int:
-        """Memory of a batch, by its lengths alone."""
+        """Memory of a batch, by its lengths alone: as if every slot were supervised."""
         manifest = self.samples.stores[0].manifest
         num_layers = len(manifest.target_layer_ids) + self.with_last_hidden
         state_bytes = int(request.num_tokens.sum()) * num_layers * manifest.hidden_size * 2
-        return state_bytes + int(request.num_anchors.sum()) * self.drafter.block_size * 20
+        return state_bytes + int(request.num_anchors.sum()) * self.drafter.block_size * 28
 
     def read(self, request: BatchRequest) -> Batch:
         """Make one batch.
