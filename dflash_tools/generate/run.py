@@ -21,9 +21,9 @@ from dflash_tools.generate.output import (
     refuse_foreign_files,
     write_output,
 )
-from dflash_tools.generate.progress import Progress
 from dflash_tools.generate.prompts import Prompt, PromptReader
 from dflash_tools.generate.server import ServerWriter
+from dflash_tools.progress import Progress
 
 
 class Writer(Protocol):
@@ -87,7 +87,9 @@ def _answer_missing(job: Job, reader: PromptReader, rows: Rows, journal: Journal
         for prompt in reader.read()
         if isinstance(prompt, Prompt) and prompt.id not in journal
     )
-    with Progress(rows.num_missing(journal)) as progress:
+    num_written = 0
+    with Progress("generate", rows.num_missing(journal), "conversations") as progress:
+        progress.begin()
         for done in writer.answer_all(missing):
             answered = []
             for dialogue in done:
@@ -97,7 +99,8 @@ def _answer_missing(job: Job, reader: PromptReader, rows: Rows, journal: Journal
                 else:
                     unanswered.append(dialogue)
             journal.append([dialogue.entry() for dialogue in answered])
-            progress.advance(len(done), sum(dialogue.num_written for dialogue in answered))
+            num_written += sum(dialogue.num_written for dialogue in answered)
+            progress.advance(len(done), f"{num_written:,} tokens written")
     return unanswered
 
 
