@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types contracts check clean
+.PHONY: demo test test-all lint types contracts check clean
 
 # The whole chain on a real small model and real text: extract, report, train, evaluate, export.
 demo: $(VENV)/.demo
 	$(BIN)/dflash-tools demo --out demo-out
 
-# Everything that must hold before a change lands.
+# What must hold before a change lands.
 test: lint types contracts check
 
 lint: $(VENV)/.dev
@@ -25,6 +25,10 @@ contracts: $(VENV)/.dev
 
 check: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# Also the slow tests: kills at many points, real models, several processes.
+test-all: lint types contracts
+	$(BIN)/python -m pytest -m "not gpu"
 
 clean:
 	rm -rf $(VENV) demo-out build dist
