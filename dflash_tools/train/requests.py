@@ -61,8 +61,8 @@ def share_step(plan: BatchPlan, costs: NDArray[np.float64], step: int, world_siz
 def evaluation_requests(samples: Samples, config: TrainConfig) -> list[BatchRequest]:
     """Ask for the held-out samples, bucket by bucket and by length, within the plan's budgets.
 
-    With ``evaluation.max_samples`` those with the lowest sample ids are asked for: the index is sorted by length, and ids
-    are hashes, so lengths stay as they are spread among all. The anchors are keyed by seed and sample alone, so every evaluation of every run with this seed sees the same ones.
+    With ``evaluation.max_samples`` those with the lowest sample ids: the index is sorted by length, ids are hashes. The
+    anchors are keyed by seed and sample alone, so every evaluation of every run with this seed sees the same ones.
     """
     rows = _bounded(samples, config.evaluation.max_samples)
     num_anchors = np.minimum(samples.columns.num_valid_anchors, config.evaluation.num_anchors)
