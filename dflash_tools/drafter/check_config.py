@@ -19,7 +19,17 @@ SIZES = (
     "vocab_size",
 )
 # Keys of successors and variants; a plain DFlash reader would drop what they stand for.
-VARIANT_KEYS = ("projector_type", "selector_rank", "conv_kernel_size", "markov_rank", "use_swa", "quantization_config")
+VARIANT_KEYS = (
+    "projector_type",
+    "selector_rank",
+    "conv_kernel_size",
+    "markov_rank",
+    "use_swa",
+    "quantization_config",
+    "input_embedding_scale",
+    "sample_from_anchor",
+)
+PLAIN_VARIANTS = (("projector_type", "dflash"), ("input_embedding_scale", 1))
 CAUSAL_KEYS = ("is_causal", "causal", "sliding_window_non_causal")
 MASK_IS_RESERVED = "mask_token_id is neither pad nor eos"
 LAYER_IDS = "layer ids count decoder layers from 0"
@@ -76,7 +86,24 @@ def variant_keys(file: CheckpointFile) -> dict[str, Any]:
     """Find the keys of successors and variants that a plain DFlash reader does not know."""
     places = (file.config.get("dflash_config") or {}, file.config)
     found = {key: place[key] for place in places for key in VARIANT_KEYS if place.get(key)}
-    return {key: value for key, value in found.items() if (key, value) != ("projector_type", "dflash")}
+    return {key: value for key, value in found.items() if (key, value) not in PLAIN_VARIANTS}
+
+
+def rope_types(layers: Mapping[str, Any]) -> set[str]:
+    """Find every statement of the rotary type; "default" where there is none."""
+    return {str(part.get("rope_type", part.get("type", "default"))) for part in _rope_parts(layers)} or {"default"}
+
+
+def rope_extras(layers: Mapping[str, Any]) -> list[str]:
+    """Name the keys that rotate anything but the full head at one position."""
+    parts = _rope_parts(layers)
+    sections = {key for part in parts for key in part if key.startswith("mrope")}
+    partial = any(part.get("partial_rotary_factor") not in (None, 1) for part in (*parts, layers))
+    return [*sorted(sections), *["partial_rotary_factor"] * partial]
+
+
+def _rope_parts(layers: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [layers[key] for key in ("rope_scaling", "rope_parameters") if layers.get(key)]
 
 
 def _identity(file: CheckpointFile, layers: Mapping[str, Any]) -> list[Finding]:
@@ -165,18 +192,17 @@ def _rope(file: CheckpointFile, layers: Mapping[str, Any]) -> list[Finding]:
     thetas = rope_thetas(layers)
     found = ", ".join(f"{key} = {theta:g}" for key, theta in thetas.items()) or "nowhere"
     both = file.layout == "speculators" or {"rope_theta", "rope_parameters.rope_theta"} <= thetas.keys()
-    parts = [layers.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
-    kinds = {str(part.get("rope_type", part.get("type", "default"))) for part in parts if part}
-    extra = [key for part in parts for key in part if key.startswith("mrope") or key == "partial_rotary_factor"]
-    plain = not extra and layers.get("partial_rotary_factor", 1) == 1
+    kinds, extra = rope_types(layers), rope_extras(layers)
     neox = layers.get("is_neox_style", "not stated")
     inherited = "no M-RoPE sections and the full head: a drafter inherits neither"
     return [
         fault_unless(bool(thetas), "rope_theta is stated", found, "a number: a missing one loads as 10,000"),
         fault_unless(len(set(thetas.values())) <= 1, "rope_theta is the same everywhere", found, "one value"),
         warn_unless(both, "rope_theta in both styles", found, "flat for engines and inside rope_parameters"),
-        fault_unless(len(kinds) <= 1, "rope type is the same everywhere", ", ".join(sorted(kinds)) or "default", "one"),
-        fault_unless(plain, "rotary embedding is plain", ", ".join(extra) or "plain", inherited),
+        fault_unless(
+            kinds == {"default"}, "rope type is default", ", ".join(sorted(kinds)), "no scaling: not inherited"
+        ),
+        fault_unless(not extra, "rotary embedding is plain", ", ".join(extra) or "plain", inherited),
         fault_unless(neox in (True, "not stated"), "rotary halves, not interleaved", neox, True),
     ]
 

@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash_tools.drafter.check_config import SIZES, attention_is_plain, direction_overrides, variant_keys
+from dflash_tools.drafter.check_config import (
+    SIZES,
+    attention_is_plain,
+    direction_overrides,
+    rope_extras,
+    rope_types,
+    variant_keys,
+)
 from dflash_tools.drafter.checkpoint_file import (
     TARGET_COPIES,
     VOCABULARY_MAPS,
@@ -120,15 +127,18 @@ def released_config(
 
 
 def _require_plain(file: CheckpointFile, view: Mapping[str, Any]) -> None:
-    overrides, variants, scaling = direction_overrides(file), variant_keys(file), view.get("rope_scaling") or {}
-    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    rows = view.get("vocab_size")
+    overrides, variants = direction_overrides(file), variant_keys(file)
+    kinds, extras = rope_types(view), rope_extras(view)
+    rows, act = view.get("vocab_size"), view.get("hidden_act", "silu")
     reasons = {
         f"architectures {file.config.get('architectures')}": file.config.get("architectures")
         not in (["DFlashDraftModel"], ["DFlashSpeculator"]),
         f"{variants}": bool(variants),
         f"{overrides}": not attention_is_plain(overrides, view.get("layer_types") or ()),
-        f"rope type {rope_type!r}": rope_type != "default",
+        f"rope type {', '.join(sorted(kinds))}": kinds != {"default"},
+        f"rotary embedding with {', '.join(extras)}": bool(extras),
+        "is_neox_style false": view.get("is_neox_style") is False,
+        f"hidden_act {act!r}": act != "silu",
         f"draft_vocab_size {file.config.get('draft_vocab_size')} of {rows}": file.config.get("draft_vocab_size", rows)
         != rows,
     }

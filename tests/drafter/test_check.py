@@ -70,6 +70,8 @@ def test_the_layer_formula_gives_the_published_ids(depth, ids):
         (lambda c: c.update(rope_parameters={"rope_theta": 1e4}), "rope_theta is the same everywhere"),  # XP-04
         (lambda c: c.update(rope_scaling={"mrope_section": [1, 1, 2]}), "rotary embedding is plain"),
         (lambda c: c.update(partial_rotary_factor=0.25), "rotary embedding is plain"),
+        (lambda c: c.update(rope_parameters={"rope_type": "yarn", "rope_theta": 1e7}), "rope type is default"),
+        (lambda c: c.update(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "rope type is default"),
         (lambda c: c.update(is_neox_style=False), "rotary halves, not interleaved"),  # XP-05
         (lambda c: c.update(layer_types=["full_attention"]), "layer_types names every layer"),
         (lambda c: c.pop("layer_types"), "layer_types names every layer"),
@@ -80,6 +82,8 @@ def test_the_layer_formula_gives_the_published_ids(depth, ids):
         (lambda c: c.update(attention_bias=True), "attention_bias"),
         (lambda c: c.update(is_causal=False), "sliding layers are causal inside a block, full layers are not"),
         (lambda c: c["dflash_config"].update(selector_rank=256), "plain DFlash, no variant"),
+        (lambda c: c["dflash_config"].update(input_embedding_scale=32.0), "plain DFlash, no variant"),
+        (lambda c: c["dflash_config"].update(sample_from_anchor=True), "plain DFlash, no variant"),
         (lambda c: c.update(projector_type="domino"), "plain DFlash, no variant"),
         (lambda c: c.pop("dtype"), "dtype is stated"),
         (lambda c: c.update(dtype="float16"), "dtype is that of every tensor"),  # XP-07
