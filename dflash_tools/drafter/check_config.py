@@ -236,16 +236,17 @@ def _rest(file: CheckpointFile, layers: Mapping[str, Any], view: Mapping[str, An
     variants, rows, tied = variant_keys(file), view.get("vocab_size"), layers.get("tie_word_embeddings")
     drafted = file.config.get("draft_vocab_size", rows)
     differences = reread_differences(layers) if layers.get("model_type") == "qwen3" else ["model_type is not qwen3"]
-    states = (file.config.get(OWN_BLOCK) or {}).get("states")
+    target = (file.config.get(OWN_BLOCK) or {}).get("target")
     findings = [
         fault_unless(not variants, "plain DFlash, no variant", variants or "plain", "none of these keys"),
         fault_unless(drafted == rows, "the whole vocabulary is drafted", drafted, rows),
         warn_unless(not tied, "tie_word_embeddings", tied, "false: a drafter has no head"),
         fault_unless(not differences, "transformers reads the config as written", "; ".join(differences) or "all keys"),
     ]
-    if states is not None:
-        full = "quantised" not in states
-        findings.append(warn_unless(full, "full-precision target states", states, "states of the served weights"))
+    if target is not None:
+        weights = target.get("quantization")
+        rule, expected = "full-precision target states", "states of the served weights"
+        findings.append(warn_unless(weights is None, rule, weights or "full precision", expected))
     return findings
 
 

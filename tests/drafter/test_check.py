@@ -108,7 +108,11 @@ def test_a_broken_config_is_named(released, change, rule):
             "layer ids count decoder layers from 0",
         ),
         (lambda c: c.update(tie_word_embeddings=True), "tie_word_embeddings"),
-        (lambda c: c.update(dflash_tools={"states": "trained on dequantised Q4_1"}), "full-precision target states"),
+        (
+            lambda c: c.update(dflash_tools={"target": {"quantization": "dequantised Q4_1"}}),
+            "full-precision target states",
+        ),
+        (lambda c: c.update(dflash_tools={"target": {"quantization": "fp8"}}), "full-precision target states"),
     ],
 )
 def test_a_doubtful_config_is_a_warning_and_no_fault(released, change, rule):
