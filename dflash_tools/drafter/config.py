@@ -41,7 +41,7 @@ class DrafterConfig:
         sliding_window: Tokens that a sliding layer sees, the query's own included; None without sliding layers.
         block_size: Slots of a block, the anchor included.
         mask_token_id: Embedding row of a slot to draft.
-        target_layer_ids: Decoder layers of the target whose output is the context, counted from 0.
+        target_layer_ids: Decoder layers of the target whose output is the context, counted from 0; never the last.
         num_target_layers: Decoder layers of the target.
     """
 
@@ -179,8 +179,9 @@ def _problems(config: DrafterConfig) -> list[str]:
             f"({config.vocab_size} rows); choose one below that",
         ),
         (
-            len(ids) > 0 and len(set(ids)) == len(ids) and all(0 <= i < config.num_target_layers for i in ids),
-            f"drafter.target_layer_ids = {list(ids)}: expected different ids from 0 to {config.num_target_layers - 1}",
+            len(ids) > 0 and len(set(ids)) == len(ids) and all(0 <= i <= config.num_target_layers - 2 for i in ids),
+            f"drafter.target_layer_ids = {list(ids)}: expected different ids from 0 to {config.num_target_layers - 2}; "
+            "the last layer's entry of hidden_states is after the final norm",
         ),
     ]
     return [message for holds, message in rules if not holds]

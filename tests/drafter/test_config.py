@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from dflash_tools.config import DrafterSection
@@ -167,6 +169,12 @@ def test_latent_attention_never_lends_its_shape():
 def test_settings_that_do_not_fit_are_refused_with_advice(section, message):
     with pytest.raises(ConfigError, match=message):
         resolve(section)
+
+
+def test_the_last_layer_of_the_target_is_refused():
+    assert replace(resolve(), target_layer_ids=(1, 6)).num_target_layers == 8
+    with pytest.raises(ConfigError, match=r"target_layer_ids = \[1, 7\]: expected different ids from 0 to 6"):
+        replace(resolve(), target_layer_ids=(1, 7))
 
 
 def test_a_subset_of_the_stored_layers_is_found_by_column_in_the_drafters_order():
