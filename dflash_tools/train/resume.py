@@ -57,11 +57,16 @@ def find_resume_point(run_dir: Path) -> ResumePoint | None:
 
 
 def settings_of(config: TrainConfig, *, gamma: float, attention: str, device_type: str) -> dict[str, Any]:
-    """Flat names and values of everything that changes the numbers of a run, besides plan, store and drafter."""
+    """Flat names and values of everything that changes the numbers of a run, besides plan, store and drafter.
+
+    What is measured on the held-out samples belongs to it: losses on other ones cannot be compared to find the best.
+    """
     values: dict[str, Any] = {f"loss.{name}": value for name, value in config.loss.model_dump().items()}
     values |= {f"optimizer.{name}": value for name, value in config.optimizer.model_dump().items()}
     return values | {
         "loss.loss_decay_gamma": gamma,
+        "evaluation.num_anchors": config.evaluation.num_anchors,
+        "evaluation.max_samples": config.evaluation.max_samples,
         "drafter.init_from": config.drafter.init_from,
         "hardware.autocast": config.hardware.autocast,
         "hardware.attention": attention,

@@ -239,6 +239,8 @@ def test_a_finished_run_resumed_does_nothing_and_says_the_same(store_dir, make_c
     [
         ({"optimizer__learning_rate": 0.5}, "optimizer.learning_rate = 0.01 there, 0.5 now"),
         ({"loss__num_anchors": 4}, "loss.num_anchors = 8 there, 4 now"),
+        ({"evaluation__num_anchors": 4}, "evaluation.num_anchors = 8 there, 4 now"),
+        ({"evaluation__max_samples": 1}, "evaluation.max_samples = None there, 1 now"),
         ({"plan__seed": 1}, "plan.seed = 0 there, 1 now"),
         ({"plan__batches_per_step": 1}, "plan.batches_per_step = 2 there, 1 now"),
         ({"drafter__block_size": 5}, "drafter.block_size = 4 there, 5 now"),
