@@ -126,7 +126,8 @@ class DFlashDrafter(nn.Module):
 
         for layer in self.layers:
             if recompute_layers:
-                x_ASH = checkpoint(run_layer, layer, x_ASH, use_reentrant=False)
+                # Nothing inside draws random numbers.
+                x_ASH = checkpoint(run_layer, layer, x_ASH, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_ASH = run_layer(layer, x_ASH)
         hidden_ASH: Tensor = self.norm(x_ASH)

@@ -25,7 +25,6 @@ from dflash_tools.train.average import AveragedWeights
 from dflash_tools.train.batch import BatchReader
 from dflash_tools.train.checkpoint import load_checkpoint
 from dflash_tools.train.optimizer import DrafterOptimizer
-from dflash_tools.train.recompute import recompute_layers
 from dflash_tools.train.records import Composition
 from dflash_tools.train.requests import batch_costs, evaluation_requests
 from dflash_tools.train.resume import ResumePoint, check_extension, check_same_run, settings_of
@@ -146,13 +145,12 @@ def make_learner(setup: Setup) -> Learner:
         # Different machines may draw different bits; the first rank's weights are everybody's.
         setup.world.copy_from_first(parameter.data)
     dtype = torch.bfloat16 if setup.config.hardware.autocast == "bfloat16" else torch.float32
-    if setup.config.hardware.recompute_layers:
-        recompute_layers(model)
     learner = Learner(
         model,
         DrafterOptimizer(model, settings),
         FrozenTarget.load(setup.samples.stores[0].path / "target", device=setup.device, dtype=dtype),
         attention=setup.attention,
+        recompute_layers=setup.config.hardware.recompute_layers,
         averages=None if settings.ema_decay is None else AveragedWeights(model, settings.ema_decay),
         objective=setup.objective,
         last_hidden_is_normed=setup.samples.stores[0].manifest.last_hidden_state == "post_norm",

@@ -50,6 +50,7 @@ class Learner:
         objective: Objective,
         last_hidden_is_normed: bool,
         attention: AttentionPath,
+        recompute_layers: bool,
         max_grad_norm: float,
         world: World,
     ) -> None:
@@ -62,6 +63,7 @@ class Learner:
         self._objective = objective
         self._last_hidden_is_normed = last_hidden_is_normed
         self._attention = attention
+        self._recompute_layers = recompute_layers
         self._max_grad_norm = max_grad_norm
         parameters = list(trainable_parameters(model).values())
         self.device = parameters[0].device
@@ -169,7 +171,13 @@ class Learner:
         return Update(grad_norm=grad_norm, skipped=not finite)
 
     def _forward(self, batch: Batch, objective: Objective) -> LossSums:
-        hidden_ASH = self.model(batch.context, batch.blocks, self._frozen.embedding_VH, self._attention)
+        hidden_ASH = self.model(
+            batch.context,
+            batch.blocks,
+            self._frozen.embedding_VH,
+            self._attention,
+            recompute_layers=self._recompute_layers,
+        )
         teacher_NH = None
         if objective.needs_teacher and batch.last_hidden_TH is not None:
             teacher_NH = teacher_rows(

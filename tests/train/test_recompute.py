@@ -12,8 +12,8 @@ def gradients_and_kept_values(config, store_dir, run_dir):
     kept = []
     batch = work.reader.read(work.request(0))
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        hidden = learner.model(batch.context, batch.blocks, learner._frozen.embedding_VH, "split")
-    del hidden
+        sums = learner._forward(batch, setup.objective)
+    del sums
     learner.accumulate(batch, learner.make_table(1)[0])
     gradients = {name: p.grad.clone() for name, p in trainable_parameters(learner.model).items()}
     return gradients, sum(kept), learner.model
