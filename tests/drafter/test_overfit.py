@@ -8,7 +8,6 @@ from dflash_tools.drafter.anchors import valid_anchors
 from dflash_tools.drafter.blocks import build_blocks, build_context
 from dflash_tools.drafter.frozen import Head
 from dflash_tools.drafter.loss import block_loss
-from dflash_tools.drafter.metrics import sum_acceptance
 from dflash_tools.drafter.model import DFlashDrafter, DrafterCache
 
 
@@ -36,7 +35,6 @@ def test_one_sample_is_learned_to_accuracy_one_and_decoded_in_full_blocks():
     with torch.no_grad():
         sums = block_loss(model(context, blocks, embedding, "split"), blocks, head)
     assert torch.equal(sums.correct_by_slot, sums.count_by_slot)
-    assert sum_acceptance(sums.correct_AS, sums.supervised_A).acceptance_length == config.block_size
     assert all(not torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert decode(model, ids, states, embedding, head) == ids.tolist()
 
