@@ -41,7 +41,7 @@ _LAYOUT = {
 
 
 class Curves:
-    """Writes scalars of step and evaluation records."""
+    """Writes scalars of step and evaluation records; without a whole block there is no acceptance length to draw."""
 
     def __init__(self, run_dir: Path, *, from_step: int, num_steps: int) -> None:
         """Open a writer that hides points past ``from_step`` of earlier attempts."""
@@ -73,7 +73,6 @@ class Curves:
         seconds = record.data_wait_seconds + record.compute_seconds + record.checkpoint_seconds
         scalars = {
             "train/loss": record.loss,
-            "train/acceptance_length": record.acceptance_length,
             "train/grad_norm": record.grad_norm,
             "train/learning_rate": record.learning_rate,
             "composition/padding_efficiency": record.padding_efficiency,
@@ -82,6 +81,8 @@ class Curves:
             "timing/data_wait_share": record.data_wait_seconds / seconds if seconds else 0.0,
             "timing/checkpoint_seconds": record.checkpoint_seconds,
         }
+        if record.num_anchors > sum(batch.num_truncated_blocks for batch in record.batches):
+            scalars["train/acceptance_length"] = record.acceptance_length
         for bucket_id in sorted({batch.bucket_id for batch in record.batches}):
             batches = [batch for batch in record.batches if batch.bucket_id == bucket_id]
             weight = sum(batch.label_weight for batch in batches)
@@ -94,11 +95,14 @@ class Curves:
 
     def write_evaluation(self, record: EvaluationRecord) -> None:
         """Draw one held-out evaluation."""
-        scalars = {"held_out/loss": record.loss, "held_out/acceptance_length": record.acceptance_length}
+        scalars = {"held_out/loss": record.loss}
+        if record.num_blocks:
+            scalars["held_out/acceptance_length"] = record.acceptance_length
         scalars |= {f"held_out/accuracy_slot_{k}": a for k, a in enumerate(record.accuracy_by_slot, start=1)}
         for bucket in record.by_bucket:
             scalars[f"held_out/loss_bucket_{bucket.bucket_id}"] = bucket.loss
-            scalars[f"held_out/acceptance_length_bucket_{bucket.bucket_id}"] = bucket.acceptance_length
+            if bucket.num_blocks:
+                scalars[f"held_out/acceptance_length_bucket_{bucket.bucket_id}"] = bucket.acceptance_length
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, record.step)
 

@@ -20,7 +20,7 @@ class TrainProgress(Progress):
 
     def show_evaluation(self, record: EvaluationRecord) -> None:
         """Show one held-out evaluation."""
-        self.say(
-            f"held out after {record.step} steps: loss {record.loss:.4f}, "
-            f"acceptance length {record.acceptance_length:.3f} (estimate, bonus token counted)"
-        )
+        length = f"{record.acceptance_length:.3f} (estimate, bonus token counted)"
+        if not record.num_blocks:
+            length = f"not estimated: all {record.num_truncated_blocks} blocks are truncated"
+        self.say(f"held out after {record.step} steps: loss {record.loss:.4f}, acceptance length {length}")

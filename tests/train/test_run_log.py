@@ -1,6 +1,7 @@
 import json
 import re
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -8,7 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from dflash_tools.contracts.record import BatchRecord, BucketEvaluation, EvaluationRecord, StepRecord
 from dflash_tools.train import curves as curves_module
 from dflash_tools.train.curves import Curves
+from dflash_tools.train.progress import TrainProgress
 from dflash_tools.train.run_log import RunLog, read_evaluations, read_steps
+from dflash_tools.train.summary import summarise_run
 
 
 def make_step(step, attempt=0, loss=1.0):
@@ -27,6 +30,25 @@ def make_evaluation(step, attempt=0, loss=2.0):
         by_bucket=(BucketEvaluation(bucket_id=0, num_samples=1, num_blocks=4, loss=loss, acceptance_length=1.25),),
         seconds=0.1, finished_at=0.0,
     )  # fmt: skip
+
+
+def test_without_a_whole_block_no_acceptance_length_is_shown_or_drawn(tmp_path):
+    bucket = BucketEvaluation(bucket_id=0, num_samples=1, num_blocks=0, loss=2.0, acceptance_length=1.0)
+    none = {"acceptance_length": 1.0, "num_blocks": 0, "num_truncated_blocks": 7, "by_bucket": (bucket,)}
+    record = make_evaluation(0).model_copy(update=none)
+    log = RunLog(tmp_path)
+    log.write_evaluation(record)
+    log.write_evaluation(make_evaluation(2))
+    log.close()
+    summary = summarise_run(tmp_path, SimpleNamespace(step=2, skipped_steps=0, best_step=None), num_parameters=1)
+    assert (summary["acceptance_length_before"], summary["acceptance_length_after"]) == (None, 1.25)
+    said = []
+    TrainProgress.show_evaluation(SimpleNamespace(say=said.append), record)
+    assert "acceptance length not estimated: all 7 blocks are truncated" in said[0]
+    drawn = {}
+    curves = SimpleNamespace(_writer=SimpleNamespace(add_scalar=lambda tag, value, at: drawn.update({tag: value})))
+    Curves.write_evaluation(curves, record)
+    assert drawn == {"held_out/loss": 2.0, "held_out/accuracy_slot_1": 0.25, "held_out/loss_bucket_0": 2.0}
 
 
 def test_lines_are_appended_and_the_newest_attempt_counts(tmp_path):
