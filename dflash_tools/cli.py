@@ -314,6 +314,10 @@ def main() -> None:
     except UserError as error:
         typer.echo(f"dflash-tools: {error}", err=True)
         sys.exit(2)
+    except OSError as error:  # a path that is no folder, may not be written, or lies on a full disk
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"dflash-tools: {where}{error.strerror or error}; correct the path, or make room there", err=True)
+        sys.exit(2)
     except Interrupted as interruption:
         typer.echo(f"dflash-tools: {interruption}; run the same command again to go on", err=True)
         sys.exit(128 + interruption.signum)

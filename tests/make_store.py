@@ -186,9 +186,7 @@ def _index(tokens: list, layout: Layout, bucket_ids: np.ndarray, validation_rows
     frame = pl.DataFrame(
         {
             "sample_id": [sample_id(i) for i in range(len(tokens))],
-            "conversation_id": [
-                hashlib.sha256(f"conversation {i}".encode()).hexdigest()[:32] for i in range(len(tokens))
-            ],
+            "conversation_id": [hashlib.sha256(input_ids.tobytes()).hexdigest()[:32] for input_ids, _ in tokens],
             "source": ["made.jsonl"] * len(tokens),
             "source_row": range(1, len(tokens) + 1),
             "split": [VALIDATION if i in validation_rows else TRAIN for i in range(len(tokens))],

@@ -90,6 +90,27 @@ def test_a_user_error_is_one_line_without_a_traceback(tmp_path):
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("extract", "folder", "--store", "x"),
+        ("report", "store", "a-file"),
+        ("report", "run", "a-file"),
+        ("check", "a-file"),
+        ("export", "a-file", "--out", "x"),
+        ("verify", "a-file"),
+    ],
+    ids=" ".join,
+)
+def test_a_path_of_the_wrong_kind_is_one_line_and_exit_2(tmp_path, arguments):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "a-file").touch()
+    result = run_cli(*arguments, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert result.stderr.startswith("dflash-tools: ")
+    assert result.stderr.count("\n") == 1
+
+
 def test_version_is_printed():
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", run_cli("--version").stdout)
 

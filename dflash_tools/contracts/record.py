@@ -95,7 +95,7 @@ class TrainState(_Frozen):
     plan_fingerprint: str
     store_fingerprints: tuple[str, ...]
     drafter_fingerprint: str
-    settings_fingerprint: str  # loss, optimizer and numerics settings
+    settings_fingerprint: str  # loss, optimizer, evaluation and numerics settings
     threads: int
     skipped_steps: int
     consecutive_skipped_steps: int

@@ -171,17 +171,25 @@ def find_checkpoint(run_dir: Path, which: str) -> tuple[Path, TrainState]:
         which: ``latest``, ``best`` (lowest held-out loss), or a number of steps.
 
     Raises:
-        ResumeError: If there is none such, or it is not whole.
+        ResumeError: If there is none such, or it is not whole; another one is never taken instead.
     """
     newest = newest_checkpoint(run_dir)
     if newest is None:
         raise ResumeError(f"{run_dir}: no checkpoint yet; train it with train --run {run_dir}")
-    path, state, _ = newest
+    path, state, problems = newest
     if which == "latest":
+        if problems:
+            raise ResumeError(
+                f"{run_dir}: the latest checkpoint is not whole ({problems[0]}); "
+                f"give --checkpoint {state.step} for the newest whole one"
+            )
         return path, state
     if which == "best":
         if state.best_step is None:
-            raise ResumeError(f"{run_dir}: no held-out evaluation yet, so no best checkpoint; use --checkpoint latest")
+            raise ResumeError(
+                f"{run_dir}: no held-out evaluation chose a best checkpoint (a store without held-out samples never "
+                "gets one); use --checkpoint latest"
+            )
         step = state.best_step
     elif which.isdecimal():
         step = int(which)

@@ -169,7 +169,8 @@ def _trained_estimate(run_dir: Path, step: int) -> float | None:
             continue  # the line that a kill cut off
         if record.step == step and (newest is None or record.attempt >= newest.attempt):
             newest = record
-    return None if newest is None else newest.acceptance_length
+    # Without a whole block the record holds 1.0, which was not measured.
+    return newest.acceptance_length if newest is not None and newest.num_blocks else None
 
 
 def _open_folder(path: Path, layer_ids_are: LayerIdConvention | None) -> Subject:

@@ -8,6 +8,7 @@ from dflash_tools.errors import StoreError
 from dflash_tools.extract.forward import MEMORY_NAME
 from dflash_tools.extract.record import ExtractionRecord
 from dflash_tools.extract.target_folder import read_identity
+from dflash_tools.store.commit import committed_shards
 from dflash_tools.store.writer import StoreWriter
 
 
@@ -68,7 +69,7 @@ def summarise(store: Path, manifest: StoreManifest, record: ExtractionRecord | N
         "num_supervised_tokens": manifest.num_supervised_tokens,
         "target_layer_ids": list(manifest.target_layer_ids),
         "num_bytes": manifest.num_bytes,
-        "num_shards": sum(bucket.num_shards for bucket in manifest.buckets),
+        "num_shards": len(committed_shards(store)),
         "closed": bool(record and record.closed),
         "fingerprint": manifest.fingerprint(),
     }

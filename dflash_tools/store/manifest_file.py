@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from dflash_tools.contracts.fingerprint import checksum_of_file
 from dflash_tools.contracts.manifest import STORE_FORMAT, STORE_SCHEMA_VERSION, StoreManifest
 from dflash_tools.errors import StoreError
 from dflash_tools.store import sealed
@@ -36,6 +37,31 @@ def read_manifest(store: Path) -> StoreManifest:
     except FileNotFoundError:
         raise StoreError(_explain_missing(store)) from None
     return parse_manifest(content, str(path))
+
+
+def check_file(store: Path, manifest: StoreManifest, name: str) -> Path:
+    """Check the bytes of a file that the manifest names, before anything is made of them.
+
+    Args:
+        store: Folder of the store.
+        manifest: Its manifest.
+        name: Path below the store, e.g. ``target/frozen.safetensors``.
+
+    Raises:
+        StoreError: If the file is missing, of another size or of other bytes.
+    """
+    path = store / name
+    size, checksum = manifest.files[name]
+    found = path.stat().st_size if path.is_file() else None
+    if found is None:
+        problem = "missing, but the manifest names it"
+    elif found != size:
+        problem = f"{found} bytes, expected {size}"
+    elif checksum_of_file(path) != checksum:
+        problem = "the bytes are not those that the manifest names"
+    else:
+        return path
+    raise StoreError(f"{path}: {problem}; run extract with --repair, or restore the file")
 
 
 def parse_manifest(content: bytes, name: str) -> StoreManifest:

@@ -21,19 +21,30 @@ from dflash_tools.contracts.run_folder import (
 )
 from dflash_tools.errors import ResumeError
 from dflash_tools.plan.table import load_plan, save_plan
+from dflash_tools.train.lock import LOCK_FILE
 from dflash_tools.train.stores import Samples
 
 
-def refuse_used_folder(run_dir: Path) -> None:
-    """Stop before a new run mixes with something else.
+def refuse_used_folder(run_dir: Path, *, resume: bool) -> None:
+    """Stop before a run mixes with something else.
 
     Raises:
-        ResumeError: If the folder holds anything.
+        ResumeError: If it is no folder; if a new run would go into one that holds anything; or if a run to go on with
+            would be among strange files.
     """
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+    if not run_dir.exists():
+        return
+    if not run_dir.is_dir():
+        raise ResumeError(f"{run_dir} is a file; name a folder with --run")
+    names = {path.name for path in run_dir.iterdir()} - {LOCK_FILE}
+    if names and not resume:
         raise ResumeError(
             f"{run_dir} is not empty; add --resume to go on with the run in it, or name a new folder with --run"
         )
+    # A start that was killed early leaves config and plan, whole or not, but no card.
+    strange = sorted(name for name in names if not name.strip(".").startswith((CONFIG_FILE, PLAN_FILE, CARD_FILE)))
+    if strange and CARD_FILE not in names:
+        raise ResumeError(f"{run_dir}: no {CARD_FILE} here, but {strange[0]}, so this is no run; name another folder")
 
 
 def earlier_attempts(run_dir: Path) -> tuple[Attempt, ...]:

@@ -1,7 +1,7 @@
 """``train``: from a config and stores to a run folder."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from dflash_tools.train.checkpoint import remove_unfinished
 from dflash_tools.train.curves import Curves
 from dflash_tools.train.dry_run import describe_run
 from dflash_tools.train.folder import earlier_attempts, make_attempt, refuse_used_folder, write_run_files
+from dflash_tools.train.lock import hold_run
 from dflash_tools.train.loop import Outputs, TrainingLoop
 from dflash_tools.train.progress import TrainProgress
 from dflash_tools.train.resume import ResumePoint, find_resume_point
-from dflash_tools.train.run_log import RunLog, read_evaluations
+from dflash_tools.train.run_log import RunLog, read_evaluations, read_steps
 from dflash_tools.train.saver import CheckpointSaver
 from dflash_tools.train.setup import Setup, library_versions, make_learner, make_setup, make_state, make_work
 from dflash_tools.train.step import Learner
@@ -63,14 +64,17 @@ def run_training(
             return describe_run(make_work(setup), make_learner(setup))
     world = join_world(device)
     try:
-        if not resume and world.rank == 0:
-            refuse_used_folder(run_dir)
-        point = find_resume_point(run_dir) if resume else None
-        setup = make_setup(config, samples, device, world, point, run_dir, config_dir)
-        with Threads(setup.threads):
-            learner, work = make_learner(setup), make_work(setup)
-            attempt = _begin(setup, run_dir, resume=resume)
-            return _train(setup, learner, work, run_dir, attempt)
+        if world.rank == 0:
+            refuse_used_folder(run_dir, resume=resume)
+        with hold_run(run_dir) if world.rank == 0 else nullcontext():
+            point = find_resume_point(run_dir) if resume else None
+            if world.rank == 0:
+                read_steps(run_dir, ("step",))  # a damaged log shows now, not after the training
+            setup = make_setup(config, samples, device, world, point, run_dir, config_dir)
+            with Threads(setup.threads):
+                learner, work = make_learner(setup), make_work(setup)
+                attempt = _begin(setup, run_dir, resume=resume)
+                return _train(setup, learner, work, run_dir, attempt)
     finally:
         world.close()
 

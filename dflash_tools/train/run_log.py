@@ -12,6 +12,7 @@ from typing import Any
 
 from dflash_tools.contracts.record import EvaluationRecord, StepRecord
 from dflash_tools.contracts.run_folder import EVALUATION_FILE, LOG_FILE
+from dflash_tools.errors import ResumeError
 
 
 class RunLog:
@@ -62,8 +63,13 @@ def read_steps(run_dir: Path, keys: Collection[str] | None = None) -> dict[int, 
     """
     newest: dict[int, tuple[int, dict[str, Any]]] = {}
     for line in _whole_lines(run_dir / LOG_FILE):
-        record = json.loads(line)
-        step, attempt = record["step"], record["attempt"]
+        try:
+            record = json.loads(line)
+            step, attempt = record["step"], record["attempt"]
+        except (ValueError, KeyError, TypeError):
+            raise ResumeError(
+                f"{run_dir / LOG_FILE}: the line {line[:40]!r} is no record; restore the file, or take that line out"
+            ) from None
         if step not in newest or attempt >= newest[step][0]:
             newest[step] = (attempt, record if keys is None else {key: record[key] for key in keys})
     return {step: record for step, (_, record) in sorted(newest.items())}

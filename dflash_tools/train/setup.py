@@ -21,6 +21,8 @@ from dflash_tools.drafter.loss import Objective
 from dflash_tools.drafter.model import AttentionPath, DFlashDrafter, resolve_attention
 from dflash_tools.drafter.released import initial_weights
 from dflash_tools.errors import StoreError
+from dflash_tools.store import Store
+from dflash_tools.store.manifest_file import check_file
 from dflash_tools.train.average import AveragedWeights
 from dflash_tools.train.batch import BatchReader
 from dflash_tools.train.checkpoint import load_checkpoint
@@ -148,7 +150,7 @@ def make_learner(setup: Setup) -> Learner:
     learner = Learner(
         model,
         DrafterOptimizer(model, settings),
-        FrozenTarget.load(setup.samples.stores[0].path / "target", device=setup.device, dtype=dtype),
+        FrozenTarget.load(_checked_target(setup.samples.stores[0]), device=setup.device, dtype=dtype),
         attention=setup.attention,
         recompute_layers=setup.config.hardware.recompute_layers,
         averages=None if settings.ema_decay is None else AveragedWeights(model, settings.ema_decay),
@@ -160,6 +162,11 @@ def make_learner(setup: Setup) -> Learner:
     if setup.point is not None:
         learner.load(*load_checkpoint(setup.point.checkpoint))
     return learner
+
+
+def _checked_target(store: Store) -> Path:
+    """Folder of the frozen parts, once their bytes are those of the manifest: damage there would train in silence."""
+    return check_file(store.path, store.manifest, "target/frozen.safetensors").parent
 
 
 def make_work(setup: Setup) -> Work:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from dflash_tools.config import TrainConfig
@@ -65,6 +66,7 @@ def open_samples(paths: Sequence[Path]) -> Samples:
     for store in stores[1:]:
         _check_same_target(stores[0], store)
     _check_distinct(stores)
+    _check_splits(stores)
     columns = join_stores([_columns_of(store) for store in stores])
     if not columns.is_training.any():
         raise StoreError(
@@ -162,3 +164,17 @@ def _check_distinct(stores: Sequence[Store]) -> None:
         if fingerprint in seen:
             raise StoreError(f"{store.path} is the same store as {seen[fingerprint]}; give each store once")
         seen[fingerprint] = store.path
+
+
+def _check_splits(stores: Sequence[Store]) -> None:
+    """Refuse to train on what another store holds out: every held-out figure would be flattered."""
+    held_out, trained = (
+        set().union(*(store.index.filter(pl.col("split") == split)["conversation_id"].to_list() for store in stores))
+        for split in (VALIDATION, TRAIN)
+    )
+    both = held_out & trained
+    if both:
+        raise StoreError(
+            f"{stores[0].path} and the other stores disagree on the split: {len(both)} conversations are held out in "
+            "one and training in another; extract them with equal data.validation_fraction and min_validation_samples"
+        )
