@@ -82,6 +82,7 @@ def read_checkpoint_file(folder: Path) -> CheckpointFile:
         ConfigError: If a file is missing, damaged, or names a shard that is not there.
     """
     config = _read_json(folder / CONFIG_FILE)
+    _check_kinds(config, folder / CONFIG_FILE)
     tensors: dict[str, TensorEntry] = {}
     for path in _tensor_paths(folder):
         try:
@@ -117,3 +118,36 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: holds {type(value).__name__}, expected a JSON object; fetch or export it again")
     return value
+
+
+# What later rules compute with; everything else is compared, and any value can be compared.
+_OBJECTS = ("dflash_config", "transformer_layer_config", "rope_parameters", "rope_scaling", "dflash_tools")
+_WHOLE_NUMBERS = ("target_layer_ids", "aux_hidden_state_layer_ids")
+_NUMBERS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "block_size")
+
+
+def _check_kinds(config: dict[str, Any], path: Path) -> None:
+    """Refuse values of a kind that no rule could be held against."""
+    for key, value in _flat_items(config):
+        if value is None:
+            continue
+        if key in _OBJECTS:
+            fits, expected = isinstance(value, dict), "an object"
+        elif key in _WHOLE_NUMBERS:
+            fits = isinstance(value, list) and all(type(item) is int for item in value)
+            expected = "a list of whole numbers"
+        elif key == "layer_types":
+            fits, expected = isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of names"
+        elif key in _NUMBERS:
+            fits, expected = type(value) is int, "a whole number"
+        else:
+            continue
+        if not fits:
+            raise ConfigError(f"{path}: {key} is {value!r}, expected {expected}; fetch or export it again")
+
+
+def _flat_items(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        yield key, value
+        if key in _OBJECTS and isinstance(value, dict):
+            yield from value.items()

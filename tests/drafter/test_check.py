@@ -246,3 +246,19 @@ def test_speculators_layer_ids_are_asked_for_where_the_file_cannot_tell(tmp_path
     speculators["aux_hidden_state_layer_ids"][0] = 0
     (folder / "config.json").write_text(json.dumps(speculators))
     assert faults(folder) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update(dflash_config=[1]), "dflash_config is .*expected an object"),
+        (lambda c: c["dflash_config"].update(target_layer_ids="abc"), "target_layer_ids is .*a list of whole numbers"),
+        (lambda c: c.update(layer_types=5), "layer_types is 5, expected a list of names"),
+        (lambda c: c.update(num_hidden_layers="five"), "num_hidden_layers is 'five', expected a whole number"),
+        (lambda c: c.update(rope_parameters=[]), "rope_parameters is .*expected an object"),
+    ],
+)
+def test_values_of_a_wrong_kind_are_one_sentence(released, change, words):
+    edit(released, change)
+    with pytest.raises(ConfigError, match=words):
+        check_folder(released)
