@@ -25,8 +25,8 @@ import torch
 from dflash_tools.config import TargetSection
 from dflash_tools.extract.forward import Forward
 from dflash_tools.extract.pipeline import write_shards
-from dflash_tools.extract.progress import Progress
 from dflash_tools.extract.run import write_order
+from dflash_tools.progress import Progress
 from dflash_tools.store.arrays import StoreShape
 from dflash_tools.store.index import INDEX_SCHEMA, write_index
 from dflash_tools.store.layout import build_layout
@@ -161,7 +161,7 @@ def main() -> None:
         def extraction() -> None:
             for path in (writer.store / "shards").iterdir():
                 path.unlink()
-            with Progress(num_tokens, silent=True) as progress:
+            with Progress("extract", num_tokens, "tokens", silent=True) as progress:
                 write_shards(writer, Forward(target=target, layer_ids=layer_ids), shards, progress)
 
         actions = {"bare": bare, "bare_to_last_wanted_layer": bare_to_last_wanted, "extraction": extraction}
