@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -348,8 +349,10 @@ def test_sigterm_to_the_command_saves_and_exits_143(store_dir, make_config, tmp_
     config = write_config(make_config(plan__num_epochs=500), tmp_path / "train.toml")
     command = ["train", str(config), "--store", str(store_dir), "--run", str(tmp_path / "run")]
     process = subprocess.Popen([sys.executable, "-m", "dflash_tools", *command], stderr=subprocess.PIPE, text=True)
-    while "step 1/" not in process.stderr.readline():
+    log = tmp_path / "run" / "log.jsonl"
+    while not log.exists() or not log.stat().st_size:  # until the first step is done
         assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 143, errors
