@@ -89,7 +89,7 @@ class Forward:
             half = (len(rows) + 1) // 2
             found = padded_tokens([input_ids[row] for row in rows[:half]])
             self.safe_tokens = found if self.safe_tokens is None else min(found, self.safe_tokens)
-            pieces = [piece for part in ([rows[:half], rows[half:], *pieces]) for piece in self._cut(part, input_ids)]
+            pieces = [piece for part in [rows[:half], rows[half:], *pieces] for piece in self._cut(part, input_ids)]
         return done, len(done) > 1
 
     def _cut(self, rows: list[int], input_ids: Sequence[NDArray[np.int32]]) -> list[list[int]]:

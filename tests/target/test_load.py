@@ -1,5 +1,6 @@
 import json
 
+import gguf
 import pytest
 import torch
 from tiny_models import make_tiny_tokenizer
@@ -58,7 +59,6 @@ def test_an_empty_folder_is_refused_by_name(tmp_path):
 
 def test_a_gguf_of_an_unknown_architecture_is_refused_before_any_weight(tmp_path):
     """EX-14."""
-    gguf = pytest.importorskip("gguf")
     make_tiny_tokenizer(tmp_path)
     writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "unheard-of")
     writer.add_block_count(2)

@@ -1,6 +1,7 @@
 """What a run folder is kept from."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -67,8 +68,6 @@ def test_what_one_store_holds_out_no_other_may_train_on(make_config, tmp_path):
 
 
 def test_a_broken_line_inside_the_log_is_said_before_anything_trains(store_dir, make_config, straight_run, tmp_path):
-    import shutil
-
     run_dir = shutil.copytree(straight_run, tmp_path / "run")
     lines = (run_dir / "log.jsonl").read_text().splitlines()
     assert json.loads(lines[1])["step"] == 1
